@@ -1,0 +1,283 @@
+//! The composition root: the only file that knows everything.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::Context;
+use axum::Router;
+use axum::serve::ListenerExt;
+use futures_util::future::BoxFuture;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use utoipa::openapi::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+
+use crate::clock::{Clock, mint_id};
+use crate::config::{Part, Settings};
+use crate::db::Db;
+use crate::http::caller::DEFAULT_GROUP;
+use crate::http::probes::{self, Probes};
+use crate::inventory::reactions::Inventory;
+use crate::inventory::service::Change;
+use crate::lifecycle::{Lifecycle, Stage};
+use crate::messaging::consumer::{Consumer, read_delivery};
+use crate::messaging::faults::Faults;
+use crate::messaging::health::Health;
+use crate::messaging::office::{Office, Sender};
+use crate::messaging::pause::Pauses;
+use crate::messaging::relay::Relay;
+use crate::messaging::transport::table::TableQueue;
+use crate::messaging::transport::{Binding, Topology, Transport};
+use crate::messaging::{Kernel, Origin, Reaction};
+use crate::notifications::reactions::Notifications;
+use crate::numbers::Numbers;
+use crate::operations::{self, Operations, lab};
+use crate::orders::desk::{Clerk, Desk};
+use crate::orders::http::OrdersApi;
+use crate::orders::reactions::Orders;
+use crate::{http, inventory, notifications, orders};
+
+/// What is on the shelves of a fresh embedded store.
+const DEMO_STOCK: [(&str, i64); 4] = [("WIDGET-A", 100), ("WIDGET-B", 50), ("WIDGET-C", 25), ("GADGET-X", 10)];
+
+/// Puts an application together: the built-in modules, and any of your own.
+pub struct Builder {
+    settings: Settings,
+    demo: bool,
+    clock: Clock,
+    members: Vec<Member>,
+    routes: Vec<Box<dyn FnOnce(&Db) -> OpenApiRouter + Send>>,
+}
+
+/// A module as the composition root sees it: its queue, its gate, and its consumer to run.
+struct Member {
+    consumer: &'static str,
+    keys: &'static [&'static str],
+    check: Sender,
+    runs_here: bool,
+    start: Box<dyn FnOnce(Kernel, CancellationToken) -> BoxFuture<'static, ()> + Send>,
+}
+
+impl Member {
+    fn of<R: Reaction>(reaction: R, runs_here: bool) -> Self {
+        Self {
+            consumer: R::NAME,
+            keys: R::KEYS,
+            check: Sender {
+                consumer: R::NAME,
+                check: |delivery, bytes_max| read_delivery::<R>(delivery, bytes_max).map(drop),
+            },
+            runs_here,
+            start: Box::new(|kernel, stop| Box::pin(Consumer::new(kernel, reaction).run(stop))),
+        }
+    }
+}
+
+impl Builder {
+    pub fn new(settings: Settings) -> Self {
+        let members = vec![
+            Member::of(Orders, settings.runs(Part::Orders)),
+            Member::of(Inventory { numbers: Arc::new(Numbers::new("RES")) }, settings.runs(Part::Inventory)),
+            Member::of(Notifications, settings.runs(Part::Notifications)),
+        ];
+        Self { settings, demo: false, clock: Clock::System, members, routes: Vec::new() }
+    }
+
+    /// Adds a module: its queue is declared, its consumer run, its dead letters filed.
+    #[must_use]
+    pub fn with(mut self, reaction: impl Reaction) -> Self {
+        self.members.push(Member::of(reaction, true));
+        self
+    }
+
+    /// Adds routes, made once the database is open.
+    #[must_use]
+    pub fn with_routes(mut self, routes: impl FnOnce(&Db) -> OpenApiRouter + Send + 'static) -> Self {
+        self.routes.push(Box::new(routes));
+        self
+    }
+
+    /// Opens the fault lab, on a loopback address only.
+    #[must_use]
+    pub fn demo(mut self, demo: bool) -> Self {
+        self.demo = demo;
+        self
+    }
+
+    /// Opens the database, declares the topology and starts every task; returns once requests are answered.
+    pub async fn start(self) -> anyhow::Result<Running> {
+        let settings = self.settings;
+        settings.validate()?;
+        if self.demo && !settings.listen.ip().is_loopback() {
+            anyhow::bail!("the fault lab is for loopback addresses only; {} is none", settings.listen);
+        }
+        let db = Db::open(&settings.database(), self.clock).await?;
+        let topology = topology(&self.members, &settings);
+        let transport = Transport::Table(TableQueue::new(db.clone(), settings.lease));
+        transport.declare(&topology).await.context("cannot declare the queues")?;
+        let kernel = Kernel {
+            pauses: Pauses::load(db.clone()).await?,
+            db: db.clone(),
+            transport,
+            health: Health::default(),
+            faults: Faults::default(),
+            tuning: settings.tuning(),
+        };
+        if settings.is_embedded() || self.demo {
+            stock_the_demo(&db).await?;
+        }
+        // Before anything runs: a port that is taken should end the process, not half start it.
+        let listener = TcpListener::bind(settings.listen)
+            .await
+            .with_context(|| format!("cannot listen on {}; set STOCKADE_LISTEN to another address", settings.listen))?;
+        let address = listener.local_addr()?;
+        let (desk, clerk) = Desk::open(db.clone(), kernel.faults.clone(), Arc::new(Numbers::new("ORD")));
+        let draining = Arc::new(AtomicBool::new(false));
+        let orders = OrdersApi { db: db.clone(), desk, items_max: settings.max_items };
+        let operations = Operations { kernel: kernel.clone(), topology: Arc::new(topology) };
+        let probes = Probes { kernel: kernel.clone(), draining: draining.clone() };
+        let mut router = router(&kernel, orders, operations, probes, self.demo);
+        let mut document = openapi();
+        for routes in self.routes {
+            let (extra, extra_document) = routes(&db).split_for_parts();
+            router = router.merge(extra);
+            document.merge(extra_document);
+        }
+        let router = http::finish(router, document, &settings.http_limits());
+        let lifecycle = Lifecycle::default();
+        spawn_all(&lifecycle, &kernel, &settings, self.members, clerk, listener, router);
+        Ok(Running { address, kernel, lifecycle, draining, settings })
+    }
+}
+
+fn topology(members: &[Member], settings: &Settings) -> Topology {
+    let tuning = settings.tuning();
+    let bind = |member: &Member| Binding {
+        consumer: member.consumer,
+        queue: tuning.queue_name(member.consumer),
+        keys: member.keys,
+    };
+    Topology { queues: members.iter().map(bind).collect() }
+}
+
+/// The routes of everything built in.
+fn router(kernel: &Kernel, api: OrdersApi, operations: Operations, probes: Probes, demo: bool) -> Router {
+    let db = &kernel.db;
+    let router: Router = OpenApiRouter::new()
+        .merge(orders::http::routes().with_state(api))
+        .merge(inventory::http::routes().with_state(db.clone()))
+        .merge(notifications::http::routes().with_state(db.clone()))
+        .merge(operations::routes().with_state(operations.clone()))
+        .merge(probes::routes().with_state(probes))
+        .into();
+    if demo { router.merge(Router::from(lab::routes().with_state(operations))) } else { router }
+}
+
+/// The API document of everything built in, the fault lab included whether or not it is open.
+pub fn openapi() -> OpenApi {
+    http::document([
+        orders::http::routes().into_openapi(),
+        inventory::http::routes().into_openapi(),
+        notifications::http::routes().into_openapi(),
+        operations::routes().into_openapi(),
+        lab::routes().into_openapi(),
+        probes::routes().into_openapi(),
+    ])
+}
+
+fn spawn_all(
+    lifecycle: &Lifecycle,
+    kernel: &Kernel,
+    settings: &Settings,
+    members: Vec<Member>,
+    clerk: Clerk,
+    listener: TcpListener,
+    router: Router,
+) {
+    let pauses = kernel.pauses.clone();
+    lifecycle.spawn(Stage::Helpers, "pauses", |stop| until(stop, pauses.follow()));
+    let db = kernel.db.clone();
+    lifecycle.spawn(Stage::Helpers, "wakes", |stop| async move {
+        tokio::select! { () = db.exchange_wakes() => stop.cancelled().await, () = stop.cancelled() => {} }
+    });
+    if settings.runs(Part::Relay) {
+        let relay = Relay::new(kernel.clone());
+        lifecycle.spawn(Stage::Relay, "relay", |stop| relay.run(stop));
+    }
+    if settings.runs(Part::DeadLetters) {
+        let office = Office::new(kernel.clone(), members.iter().map(|member| member.check.clone()).collect());
+        lifecycle.spawn(Stage::Work, "dead-letters", |stop| office.run(stop));
+    }
+    for member in members.into_iter().filter(|member| member.runs_here) {
+        let kernel = kernel.clone();
+        lifecycle.spawn(Stage::Work, member.consumer, |stop| (member.start)(kernel, stop));
+    }
+    lifecycle.spawn(Stage::Work, "desk", |stop| clerk.run(stop));
+    if settings.runs(Part::Api) {
+        lifecycle.spawn(Stage::Http, "http", |stop| serve(listener, router, stop));
+    }
+}
+
+async fn until(stop: CancellationToken, task: impl Future<Output = ()>) {
+    tokio::select! { () = task => {} () = stop.cancelled() => {} }
+}
+
+async fn serve(listener: TcpListener, router: Router, stop: CancellationToken) {
+    let listener = listener.tap_io(|stream| {
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "TCP_NODELAY cannot be set");
+        }
+    });
+    if let Err(error) = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await {
+        tracing::error!(%error, "the HTTP server ended");
+    }
+}
+
+/// Fills the shelves of a store that has none.
+async fn stock_the_demo(db: &Db) -> anyhow::Result<()> {
+    let mut tx = db.begin().await?;
+    if !inventory::store::is_empty(&mut tx).await? {
+        return Ok(());
+    }
+    for (sku, on_hand) in DEMO_STOCK {
+        let origin = Origin {
+            group_id: DEFAULT_GROUP.to_owned(),
+            subsidiary_id: None,
+            correlation_id: mint_id().to_string(),
+            causation_id: None,
+        };
+        let sku = sku.to_owned().try_into().map_err(anyhow::Error::msg)?;
+        inventory::service::adjust(&mut tx, origin, &sku, Change::Set(on_hand), "demo stock").await?;
+    }
+    tx.commit().await?;
+    Ok(())
+}
+
+/// A started application.
+pub struct Running {
+    pub address: SocketAddr,
+    pub kernel: Kernel,
+    lifecycle: Lifecycle,
+    draining: Arc<AtomicBool>,
+    settings: Settings,
+}
+
+impl Running {
+    /// Serves until `stop` resolves or a task dies, then winds down. `false` if that went wrong.
+    pub async fn run_until(self, stop: impl Future<Output = ()>) -> bool {
+        tokio::select! {
+            () = stop => {}
+            () = self.lifecycle.ending() => {}
+        }
+        self.stop().await
+    }
+
+    /// Winds down: no new requests, work in hand finished, what it wrote published.
+    pub async fn stop(self) -> bool {
+        self.draining.store(true, Ordering::Relaxed);
+        let clean = self.lifecycle.shut_down(self.settings.shutdown_drain).await;
+        self.kernel.db.close().await;
+        clean
+    }
+}

@@ -1,0 +1,71 @@
+//! Commands: what to run, with which settings. Data goes to stdout, talk to stderr.
+
+mod serve;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// What bare `stockade` prints: enough to get going.
+const WELCOME: &str = "\
+Stockade takes orders, reserves stock and notifies customers, every effect exactly once.
+
+  stockade serve                 start on http://127.0.0.1:8080 with an embedded database
+  stockade serve --demo          the same, with the fault lab
+  stockade bench --orders 20000  measure this machine
+
+On Postgres:
+  stockade serve --database-url postgres://user:password@localhost/stockade
+
+`stockade help` lists every command, `stockade help serve` every setting.
+";
+
+#[derive(Parser)]
+#[command(name = "stockade", version, about, disable_help_subcommand = false)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve the API and run the modules.
+    Serve(serve::Serve),
+    /// Bring the database to this version's schema and exit.
+    Migrate(serve::Migrate),
+    /// Print the OpenAPI document.
+    Openapi,
+}
+
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let Some(command) = cli.command else {
+        print!("{WELCOME}");
+        return ExitCode::SUCCESS;
+    };
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("stockade: no runtime: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let ended = runtime.block_on(async {
+        match command {
+            Command::Serve(serve) => serve.run().await,
+            Command::Migrate(migrate) => migrate.run().await,
+            Command::Openapi => print_openapi(),
+        }
+    });
+    // Tasks that hang on a dead peer must not hold the process open.
+    runtime.shutdown_background();
+    ended.unwrap_or_else(|error| {
+        eprintln!("stockade: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn print_openapi() -> anyhow::Result<ExitCode> {
+    println!("{}", stockade::app::openapi().to_pretty_json()?);
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,70 @@
+//! `stockade serve` and `stockade migrate`.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use stockade::app::Builder;
+use stockade::clock::Clock;
+use stockade::config::Settings;
+use stockade::db::Db;
+use stockade::lifecycle::asked_to_stop;
+use stockade::telemetry;
+
+#[derive(Args)]
+pub struct Serve {
+    /// Open the fault lab (loopback only): raw messages into queues, crashes at named points.
+    #[arg(long, env = "STOCKADE_FAULT_LAB")]
+    demo: bool,
+    #[command(flatten)]
+    settings: Settings,
+}
+
+impl Serve {
+    pub async fn run(self) -> anyhow::Result<ExitCode> {
+        telemetry::init(&self.settings.log, self.settings.log_format)?;
+        // Listened for before anything starts, so that Ctrl-C during the start is not lost.
+        let stop = asked_to_stop();
+        tokio::pin!(stop);
+        let starting = Builder::new(self.settings).demo(self.demo).start();
+        let running = tokio::select! {
+            running = starting => running?,
+            stopped = &mut stop => {
+                stopped?;
+                return Ok(ExitCode::SUCCESS);
+            }
+        };
+        let at = format!("http://{}", running.address);
+        println!("Stockade is ready.");
+        println!("  dashboard  {at}/");
+        println!("  API docs   {at}/docs/");
+        println!("  readiness  {at}/readyz");
+        println!("Place an order and wait for its outcome:");
+        println!("  curl -s {at}/v1/orders -H 'Content-Type: application/json' -H 'Prefer: wait=5' \\");
+        println!("    -d '{{\"customer_id\":\"alice\",\"items\":[{{\"sku\":\"WIDGET-A\",\"quantity\":2}}]}}'");
+        let clean = running
+            .run_until(async {
+                if let Err(error) = stop.await {
+                    tracing::error!(%error, "signals cannot be heard");
+                }
+                eprintln!("Stopping: finishing what is in hand. Ctrl-C again stops at once.");
+            })
+            .await;
+        Ok(if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+#[derive(Args)]
+pub struct Migrate {
+    #[command(flatten)]
+    settings: Settings,
+}
+
+impl Migrate {
+    pub async fn run(self) -> anyhow::Result<ExitCode> {
+        telemetry::init(&self.settings.log, self.settings.log_format)?;
+        let db = Db::open(&self.settings.database(), Clock::System).await?;
+        db.close().await;
+        eprintln!("The database is at this version's schema.");
+        Ok(ExitCode::SUCCESS)
+    }
+}

@@ -1,0 +1,202 @@
+//! Time and ids, handed in rather than taken from the air, so that tests decide both.
+//!
+//! A [`Timestamp`] is whole milliseconds: Postgres keeps it as `timestamptz`, SQLite as an integer that sorts,
+//! the API as RFC 3339 in UTC.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
+use sqlx::encode::IsNull;
+use sqlx::error::BoxDynError;
+use sqlx::postgres::{PgHasArrayType, PgTypeInfo};
+use sqlx::{Database, Decode, Encode, Postgres, Sqlite, Type};
+use time::OffsetDateTime;
+use time::format_description::BorrowedFormatItem;
+use time::format_description::well_known::Rfc3339;
+use time::macros::format_description;
+use uuid::Uuid;
+
+/// A moment, in milliseconds since 1970 UTC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, utoipa::ToSchema)]
+#[schema(value_type = String, format = DateTime, example = "2026-11-16T09:30:00.125Z")]
+pub struct Timestamp(i64);
+
+/// RFC 3339 with three digits always, so that times also sort as text.
+const RFC_3339_MILLIS: &[BorrowedFormatItem<'static>] =
+    format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:3]Z");
+
+/// The bounds of RFC 3339's four-digit years.
+const MILLIS_MIN: i64 = -62_167_219_200_000;
+const MILLIS_MAX: i64 = 253_402_300_799_999;
+
+impl Timestamp {
+    pub const fn from_millis(millis: i64) -> Self {
+        Self(if millis < MILLIS_MIN {
+            MILLIS_MIN
+        } else if millis > MILLIS_MAX {
+            MILLIS_MAX
+        } else {
+            millis
+        })
+    }
+
+    pub const fn millis(self) -> i64 {
+        self.0
+    }
+
+    pub fn plus(self, span: Duration) -> Self {
+        Self::from_millis(self.0.saturating_add(millis(span)))
+    }
+
+    /// How long ago `earlier` was; zero when the clocks disagree, never negative.
+    pub fn since(self, earlier: Self) -> Duration {
+        Duration::from_millis(u64::try_from(self.0 - earlier.0).unwrap_or(0))
+    }
+
+    fn to_datetime(self) -> OffsetDateTime {
+        OffsetDateTime::from_unix_timestamp_nanos(i128::from(self.0) * 1_000_000)
+            .expect("from_millis keeps every timestamp within four-digit years")
+    }
+}
+
+impl From<OffsetDateTime> for Timestamp {
+    fn from(moment: OffsetDateTime) -> Self {
+        Self::from_millis(i64::try_from(moment.unix_timestamp_nanos() / 1_000_000).unwrap_or(i64::MAX))
+    }
+}
+
+impl std::fmt::Display for Timestamp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.to_datetime().format(&RFC_3339_MILLIS).map_err(|_| std::fmt::Error)?)
+    }
+}
+
+impl Serialize for Timestamp {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let text = self.to_datetime().format(&RFC_3339_MILLIS).map_err(ser::Error::custom)?;
+        serializer.serialize_str(&text)
+    }
+}
+
+impl<'de> Deserialize<'de> for Timestamp {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        OffsetDateTime::parse(&text, &Rfc3339).map(Self::from).map_err(de::Error::custom)
+    }
+}
+
+impl Type<Postgres> for Timestamp {
+    fn type_info() -> PgTypeInfo {
+        <OffsetDateTime as Type<Postgres>>::type_info()
+    }
+}
+
+impl PgHasArrayType for Timestamp {
+    fn array_type_info() -> PgTypeInfo {
+        OffsetDateTime::array_type_info()
+    }
+}
+
+impl Encode<'_, Postgres> for Timestamp {
+    fn encode_by_ref(&self, buf: &mut <Postgres as Database>::ArgumentBuffer) -> Result<IsNull, BoxDynError> {
+        Encode::<Postgres>::encode(self.to_datetime(), buf)
+    }
+}
+
+impl<'r> Decode<'r, Postgres> for Timestamp {
+    fn decode(value: <Postgres as Database>::ValueRef<'r>) -> Result<Self, BoxDynError> {
+        <OffsetDateTime as Decode<Postgres>>::decode(value).map(Self::from)
+    }
+}
+
+impl Type<Sqlite> for Timestamp {
+    fn type_info() -> <Sqlite as Database>::TypeInfo {
+        <i64 as Type<Sqlite>>::type_info()
+    }
+
+    fn compatible(ty: &<Sqlite as Database>::TypeInfo) -> bool {
+        <i64 as Type<Sqlite>>::compatible(ty)
+    }
+}
+
+impl Encode<'_, Sqlite> for Timestamp {
+    fn encode_by_ref(&self, buf: &mut <Sqlite as Database>::ArgumentBuffer) -> Result<IsNull, BoxDynError> {
+        Encode::<Sqlite>::encode(self.0, buf)
+    }
+}
+
+impl<'r> Decode<'r, Sqlite> for Timestamp {
+    fn decode(value: <Sqlite as Database>::ValueRef<'r>) -> Result<Self, BoxDynError> {
+        <i64 as Decode<Sqlite>>::decode(value).map(Self::from_millis)
+    }
+}
+
+/// Whole milliseconds of a duration, as SQL wants them.
+pub fn millis(span: Duration) -> i64 {
+    i64::try_from(span.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// Where the time comes from: the machine, or a test that sets it by hand.
+#[derive(Debug, Clone, Default)]
+pub enum Clock {
+    #[default]
+    System,
+    Manual(Arc<AtomicI64>),
+}
+
+impl Clock {
+    pub fn manual(start: Timestamp) -> Self {
+        Self::Manual(Arc::new(AtomicI64::new(start.millis())))
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "the one place that asks the machine for the time")]
+    pub fn now(&self) -> Timestamp {
+        match self {
+            Self::System => {
+                let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                Timestamp::from_millis(millis(since))
+            }
+            Self::Manual(now) => Timestamp::from_millis(now.load(Ordering::SeqCst)),
+        }
+    }
+
+    /// Moves a manual clock on; the machine's clock moves by itself.
+    pub fn advance(&self, span: Duration) {
+        if let Self::Manual(now) = self {
+            now.fetch_add(millis(span), Ordering::SeqCst);
+        }
+    }
+}
+
+/// Mints a UUIDv7: unique everywhere, and growing within a process, so that new rows land together in an index.
+#[expect(clippy::disallowed_methods, reason = "the one place that mints ids")]
+pub fn mint_id() -> Uuid {
+    Uuid::now_v7()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_timestamp_reads_back_from_its_text() {
+        let moment = Timestamp::from_millis(1_794_821_400_125);
+        let text = serde_json::to_string(&moment).unwrap();
+        assert_eq!(text, "\"2026-11-16T09:30:00.125Z\"");
+        assert_eq!(serde_json::from_str::<Timestamp>(&text).unwrap(), moment);
+    }
+
+    #[test]
+    fn a_clock_that_runs_back_gives_no_negative_age() {
+        assert_eq!(Timestamp::from_millis(5).since(Timestamp::from_millis(9)), Duration::ZERO);
+    }
+
+    #[test]
+    fn absurd_times_stay_printable() {
+        for moment in [i64::MIN, i64::MAX] {
+            assert!(!Timestamp::from_millis(moment).to_string().is_empty());
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! Brings a database to the schema this binary wants. Append-only, and the same file names on both sides.
+//!
+//! Several instances may start at once: on Postgres an advisory lock lets one migrate while the others wait; a
+//! SQLite file has one server, held by its lock file before this runs.
+
+use std::borrow::Cow;
+
+use sqlx::migrate::{MigrateError, Migration, MigrationType, Migrator};
+use sqlx::{SqlSafeStr, SqlStr};
+
+use super::Engine;
+
+macro_rules! migrations {
+    ($($version:literal $name:literal),+ $(,)?) => {
+        [$((
+            $version,
+            $name,
+            include_str!(concat!("../../migrations/postgres/", $name, ".sql")),
+            include_str!(concat!("../../migrations/sqlite/", $name, ".sql")),
+        )),+]
+    };
+}
+
+const MIGRATIONS: [(i64, &str, &str, &str); 4] =
+    migrations![1 "0001_messaging", 2 "0002_orders", 3 "0003_inventory", 4 "0004_notifications"];
+
+pub(super) async fn run(engine: &Engine) -> Result<(), MigrateError> {
+    match engine {
+        Engine::Postgres(pool) => migrator(|(_, _, postgres, _)| postgres).run(pool).await,
+        Engine::Sqlite { writer, .. } => migrator(|(_, _, _, sqlite)| sqlite).run(writer).await,
+    }
+}
+
+fn migrator(side: fn((i64, &'static str, &'static str, &'static str)) -> &'static str) -> Migrator {
+    let migration = |entry: (i64, &'static str, &'static str, &'static str)| {
+        let sql: SqlStr = side(entry).into_sql_str();
+        Migration::new(entry.0, Cow::Borrowed(entry.1), MigrationType::Simple, sql, false)
+    };
+    let mut migrator = Migrator::with_migrations(MIGRATIONS.into_iter().map(migration).collect());
+    // A newer binary may have migrated further; this one still runs on that schema.
+    migrator.set_ignore_missing(true);
+    migrator
+}

@@ -1,0 +1,375 @@
+//! The seam between the code and its two databases: [`Db`] opens them, [`Tx`] is one unit of work on either.
+//!
+//! Functions that need the database borrow `&mut Tx`; only the owner of a `Tx` (an HTTP handler or a loop) can
+//! commit it, and a `Tx` that is dropped has done nothing. SQL that reads the same on both databases is written
+//! once with [`on!`](crate::on); tuned SQL lives in twin files `pg.rs` and `sqlite.rs`, joined by [`dialects!`].
+//!
+//! SQLite has one writing connection, and every writing transaction opens with BEGIN IMMEDIATE: a deferred one
+//! would fail halfway, when it turns from reading to writing, without honouring the busy timeout. Reads use a pool
+//! of their own. One process serves a file; a second is refused by a lock file beside it.
+
+mod filter;
+mod migrate;
+mod trouble;
+mod wakes;
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
+use sqlx::{PgPool, Postgres, Sqlite, SqlitePool, Transaction};
+
+pub(crate) use filter::fetch_page;
+pub use filter::{Filter, Value};
+pub use trouble::Trouble;
+pub use wakes::{Bell, Wakes};
+
+use crate::clock::{Clock, Timestamp};
+
+/// The first SQLite whose WAL cannot be corrupted by two connections resetting it at once.
+const SQLITE_VERSION_MIN: (u32, u32, u32) = (3, 51, 3);
+const SQLITE_READERS: u32 = 4;
+
+/// How to open a database; every limit has its setting in `config.rs`.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// `sqlite:path` or `postgres://…`
+    pub url: String,
+    pub connections_max: u32,
+    pub acquire_timeout: Duration,
+    pub busy_timeout: Duration,
+    /// Stop growing at this many pages (SQLite), as a disk that is full would; 0 is no limit.
+    pub pages_max: u32,
+}
+
+impl Options {
+    pub fn new(url: impl Into<String>) -> Self {
+        Self {
+            url: url.into(),
+            connections_max: 20,
+            acquire_timeout: Duration::from_secs(5),
+            busy_timeout: Duration::from_secs(5),
+            pages_max: 0,
+        }
+    }
+}
+
+/// An open database. Clones share its pools.
+#[derive(Clone)]
+pub struct Db {
+    engine: Engine,
+    wakes: Wakes,
+    clock: Clock,
+}
+
+#[derive(Clone)]
+enum Engine {
+    Postgres(PgPool),
+    Sqlite {
+        writer: SqlitePool,
+        readers: SqlitePool,
+        /// Held for as long as the database is open; `None` when opened for reading only.
+        _lock: Option<Arc<File>>,
+    },
+}
+
+/// One unit of work. Lent as `&mut Tx`; only its owner can commit it.
+pub struct Tx {
+    conn: Conn,
+    now: Timestamp,
+    wakes: Wakes,
+    rings: BTreeSet<String>,
+}
+
+/// The transaction behind a [`Tx`], for the macros to match on.
+pub enum Conn {
+    Postgres(Transaction<'static, Postgres>),
+    Sqlite(Transaction<'static, Sqlite>),
+}
+
+impl Db {
+    /// Opens the database for a server, creating and migrating it as needed.
+    pub async fn open(options: &Options, clock: Clock) -> anyhow::Result<Self> {
+        let engine = match sqlite_path(&options.url)? {
+            Some(path) => open_sqlite(options, &path).await?,
+            None => Engine::Postgres(open_postgres(options).await?),
+        };
+        let db = Self { engine, wakes: Wakes::default(), clock };
+        migrate::run(&db.engine).await.context("cannot migrate the database")?;
+        Ok(db)
+    }
+
+    /// Opens an existing database to look at it, beside the server that owns it.
+    pub async fn open_read_only(options: &Options, clock: Clock) -> anyhow::Result<Self> {
+        let engine = match sqlite_path(&options.url)? {
+            Some(path) => {
+                let readers = sqlite_readers(options, &path).await?;
+                Engine::Sqlite { writer: readers.clone(), readers, _lock: None }
+            }
+            None => Engine::Postgres(open_postgres(options).await?),
+        };
+        Ok(Self { engine, wakes: Wakes::default(), clock })
+    }
+
+    /// Begins a transaction that is on disk when its commit returns.
+    pub async fn begin(&self) -> sqlx::Result<Tx> {
+        let conn = match &self.engine {
+            Engine::Postgres(pool) => Conn::Postgres(pool.begin().await?),
+            Engine::Sqlite { writer, .. } => {
+                Conn::Sqlite(writer.begin_with("PRAGMA synchronous = FULL; BEGIN IMMEDIATE").await?)
+            }
+        };
+        Ok(self.tx(conn))
+    }
+
+    /// Begins a transaction of bookkeeping: atomic as any, but a power cut may undo the last few. Only for what
+    /// is safely done again: claiming, handing on and acknowledging messages. A crash of the process undoes none,
+    /// and the next durable commit makes all before it durable, so a later effect never outlives an earlier claim.
+    pub async fn begin_relaxed(&self) -> sqlx::Result<Tx> {
+        let conn = match &self.engine {
+            Engine::Postgres(pool) => {
+                Conn::Postgres(pool.begin_with("BEGIN; SET LOCAL synchronous_commit TO off").await?)
+            }
+            Engine::Sqlite { writer, .. } => {
+                Conn::Sqlite(writer.begin_with("PRAGMA synchronous = NORMAL; BEGIN IMMEDIATE").await?)
+            }
+        };
+        Ok(self.tx(conn))
+    }
+
+    /// Begins a transaction for reading: one consistent view, never in a writer's way.
+    pub async fn read(&self) -> sqlx::Result<Tx> {
+        let conn = match &self.engine {
+            Engine::Postgres(pool) => {
+                Conn::Postgres(pool.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?)
+            }
+            Engine::Sqlite { readers, .. } => Conn::Sqlite(readers.begin().await?),
+        };
+        Ok(self.tx(conn))
+    }
+
+    fn tx(&self, conn: Conn) -> Tx {
+        Tx { conn, now: self.clock.now(), wakes: self.wakes.clone(), rings: BTreeSet::new() }
+    }
+
+    pub fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    pub fn wakes(&self) -> &Wakes {
+        &self.wakes
+    }
+
+    /// `"sqlite"` or `"postgres"`, for people.
+    pub fn engine_name(&self) -> &'static str {
+        match self.engine {
+            Engine::Postgres(_) => "postgres",
+            Engine::Sqlite { .. } => "sqlite",
+        }
+    }
+
+    /// Carries wake-ups between instances; returns at once where there is only one.
+    pub async fn exchange_wakes(self) {
+        if let Engine::Postgres(pool) = self.engine {
+            self.wakes.exchange(pool).await;
+        }
+    }
+
+    pub async fn close(&self) {
+        match &self.engine {
+            Engine::Postgres(pool) => pool.close().await,
+            Engine::Sqlite { writer, readers, .. } => {
+                readers.close().await;
+                writer.close().await;
+            }
+        }
+    }
+}
+
+impl Tx {
+    /// Makes it so, then rings the bells of what was written.
+    pub async fn commit(self) -> sqlx::Result<()> {
+        match self.conn {
+            Conn::Postgres(tx) => tx.commit().await?,
+            Conn::Sqlite(tx) => tx.commit().await?,
+        }
+        for topic in &self.rings {
+            self.wakes.ring(topic);
+        }
+        Ok(())
+    }
+
+    /// Wakes those who wait on `topic`, once this transaction has been committed.
+    pub fn ring_on_commit(&mut self, topic: &str) {
+        if !self.rings.contains(topic) {
+            self.rings.insert(topic.to_owned());
+        }
+    }
+
+    /// The moment this transaction began.
+    pub fn now(&self) -> Timestamp {
+        self.now
+    }
+
+    /// For the macros `on!` and `dialects!`.
+    pub fn conn(&mut self) -> &mut Conn {
+        &mut self.conn
+    }
+}
+
+/// Runs one piece of SQL that reads the same on both databases: `on!(tx, c => sqlx::query("…").execute(c).await)`.
+#[macro_export]
+macro_rules! on {
+    ($tx:expr, $c:ident => $body:expr) => {
+        match $tx.conn() {
+            $crate::db::Conn::Postgres($c) => {
+                let $c = &mut **$c;
+                $body
+            }
+            $crate::db::Conn::Sqlite($c) => {
+                let $c = &mut **$c;
+                $body
+            }
+        }
+    };
+}
+
+/// Declares store functions and forwards each to its twin in `pg` or `sqlite`.
+macro_rules! dialects {
+    ($($(#[$doc:meta])* $vis:vis async fn $name:ident($($arg:ident: $ty:ty),* $(,)?) -> $ret:ty;)+) => {$(
+        $(#[$doc])*
+        $vis async fn $name(tx: &mut $crate::db::Tx, $($arg: $ty),*) -> sqlx::Result<$ret> {
+            match tx.conn() {
+                $crate::db::Conn::Postgres(c) => pg::$name(&mut **c, $($arg),*).await,
+                $crate::db::Conn::Sqlite(c) => sqlite::$name(&mut **c, $($arg),*).await,
+            }
+        }
+    )+};
+}
+pub(crate) use dialects;
+
+/// The path of a `sqlite:` URL, or `None` for Postgres.
+fn sqlite_path(url: &str) -> anyhow::Result<Option<PathBuf>> {
+    if let Some(rest) = url.strip_prefix("sqlite:") {
+        let path = rest.strip_prefix("//").unwrap_or(rest);
+        if path.is_empty() || path.starts_with(":memory:") || path.contains('?') {
+            bail!("`{url}` is not a database file; give a path, as in sqlite:stockade.db");
+        }
+        return Ok(Some(PathBuf::from(path)));
+    }
+    if url.starts_with("postgres://") || url.starts_with("postgresql://") {
+        return Ok(None);
+    }
+    bail!("the database URL must start with sqlite: or postgres://")
+}
+
+async fn open_postgres(options: &Options) -> anyhow::Result<PgPool> {
+    let connect = PgConnectOptions::from_str(&options.url)
+        .context("the Postgres URL cannot be read")?
+        .application_name("stockade")
+        // A statement that hangs must not hold locks for ever; ours take milliseconds.
+        .options([("statement_timeout", "30s"), ("idle_in_transaction_session_timeout", "60s")]);
+    PgPoolOptions::new()
+        .max_connections(options.connections_max)
+        .acquire_timeout(options.acquire_timeout)
+        .connect_with(connect)
+        .await
+        .context("cannot connect to Postgres")
+}
+
+async fn open_sqlite(options: &Options, path: &Path) -> anyhow::Result<Engine> {
+    let lock = lock_beside(path)?;
+    let connect = SqliteConnectOptions::new()
+        .filename(path)
+        .create_if_missing(true)
+        .journal_mode(SqliteJournalMode::Wal)
+        .synchronous(SqliteSynchronous::Full)
+        .foreign_keys(true)
+        .busy_timeout(options.busy_timeout)
+        // Checkpointing every 4,000 pages rather than 1,000 keeps it off the back of most commits.
+        .pragma("wal_autocheckpoint", "4000")
+        .pragma("cache_size", "-32768");
+    let connect = match options.pages_max {
+        0 => connect,
+        pages => connect.pragma("max_page_count", pages.to_string()),
+    };
+    let writer = SqlitePoolOptions::new()
+        .max_connections(1)
+        .acquire_timeout(options.acquire_timeout)
+        .connect_with(connect)
+        .await
+        .with_context(|| format!("cannot open the database file {}", path.display()))?;
+    let version: String = sqlx::query_scalar("SELECT sqlite_version()").fetch_one(&writer).await?;
+    check_sqlite_version(&version)?;
+    Ok(Engine::Sqlite { writer, readers: sqlite_readers(options, path).await?, _lock: Some(Arc::new(lock)) })
+}
+
+async fn sqlite_readers(options: &Options, path: &Path) -> anyhow::Result<SqlitePool> {
+    let connect = SqliteConnectOptions::new().filename(path).read_only(true).busy_timeout(options.busy_timeout);
+    SqlitePoolOptions::new()
+        .max_connections(SQLITE_READERS)
+        .acquire_timeout(options.acquire_timeout)
+        .connect_with(connect)
+        .await
+        .with_context(|| format!("cannot open the database file {} for reading", path.display()))
+}
+
+/// Keeps a second server off the file: two writers would each believe in their own wake-ups and leases.
+fn lock_beside(path: &Path) -> anyhow::Result<File> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".lock");
+    let file = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&name)
+        .with_context(|| format!("cannot create {}", Path::new(&name).display()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(std::fs::TryLockError::WouldBlock) => bail!(
+            "another stockade process serves {}; stop it, or give this one another STOCKADE_DATABASE_URL",
+            path.display()
+        ),
+        Err(std::fs::TryLockError::Error(error)) => Err(error).context("cannot lock the database file"),
+    }
+}
+
+fn check_sqlite_version(version: &str) -> anyhow::Result<()> {
+    let mut parts = version.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
+    let mut next = || parts.next().unwrap_or(0);
+    if (next(), next(), next()) < SQLITE_VERSION_MIN {
+        let (major, minor, patch) = SQLITE_VERSION_MIN;
+        bail!("SQLite {version} may corrupt its WAL; build with {major}.{minor}.{patch} or newer");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sqlite_url_names_its_file_with_or_without_slashes() {
+        for url in ["sqlite:a/b.db", "sqlite://a/b.db"] {
+            assert_eq!(sqlite_path(url).unwrap(), Some(PathBuf::from("a/b.db")));
+        }
+        assert_eq!(sqlite_path("sqlite:///tmp/b.db").unwrap(), Some(PathBuf::from("/tmp/b.db")));
+        assert_eq!(sqlite_path("postgres://localhost/x").unwrap(), None);
+        for bad in ["sqlite::memory:", "sqlite:", "mysql://x", "stockade.db"] {
+            assert!(sqlite_path(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn an_old_sqlite_library_is_refused() {
+        assert!(check_sqlite_version("3.51.2").is_err());
+        assert!(check_sqlite_version("3.51.3").is_ok());
+        assert!(check_sqlite_version("4.0.0").is_ok());
+    }
+}

@@ -1,0 +1,83 @@
+//! What a database error means for whoever met it.
+
+/// What to do about a database error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trouble {
+    /// Another transaction was in the way: run the same work again.
+    Conflict,
+    /// Locked by somebody for longer than we wait: come back later.
+    Busy,
+    /// Unreachable, full, read-only or shutting down: come back later.
+    Away,
+    /// The statement itself is at fault; running it again would fail again.
+    Statement,
+}
+
+impl Trouble {
+    pub fn of(error: &sqlx::Error) -> Self {
+        match error {
+            sqlx::Error::Database(error) => {
+                let code = error.code().unwrap_or_default();
+                match error.try_downcast_ref::<sqlx::sqlite::SqliteError>() {
+                    Some(_) => Self::of_sqlite(code.parse().unwrap_or_default()),
+                    None => Self::of_postgres(&code),
+                }
+            }
+            sqlx::Error::Io(_)
+            | sqlx::Error::Tls(_)
+            | sqlx::Error::PoolTimedOut
+            | sqlx::Error::PoolClosed
+            | sqlx::Error::WorkerCrashed
+            | sqlx::Error::BeginFailed => Self::Away,
+            _ => Self::Statement,
+        }
+    }
+
+    /// Is this about the database's condition rather than about what we asked of it?
+    pub fn is_passing(self) -> bool {
+        self != Self::Statement
+    }
+
+    /// Extended result codes carry the primary one in their low byte.
+    fn of_sqlite(code: u32) -> Self {
+        match code & 0xff {
+            5 | 6 => Self::Busy,                 // BUSY, LOCKED
+            8 | 10 | 13 | 14 | 23 => Self::Away, // READONLY, IOERR, FULL, CANTOPEN, AUTH
+            _ => Self::Statement,
+        }
+    }
+
+    fn of_postgres(code: &str) -> Self {
+        match code {
+            "40001" | "40P01" => Self::Conflict,
+            "55P03" | "57014" => Self::Busy, // lock_not_available, query_canceled (statement_timeout)
+            "25006" => Self::Away,           // read_only_sql_transaction: a failover in progress
+            // connection trouble, out of resources, operator intervention, system error
+            _ if ["08", "53", "57", "58"].contains(&code.get(..2).unwrap_or_default()) => Self::Away,
+            _ => Self::Statement,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_away_on_both_databases() {
+        assert_eq!(Trouble::of_sqlite(13), Trouble::Away);
+        assert_eq!(Trouble::of_postgres("53100"), Trouble::Away);
+    }
+
+    #[test]
+    fn extended_sqlite_codes_count_by_their_low_byte() {
+        assert_eq!(Trouble::of_sqlite(5 | 2 << 8), Trouble::Busy); // BUSY_SNAPSHOT
+        assert_eq!(Trouble::of_sqlite(19 | 6 << 8), Trouble::Statement); // CONSTRAINT_PRIMARYKEY
+    }
+
+    #[test]
+    fn deadlocks_run_again_and_constraint_failures_do_not() {
+        assert_eq!(Trouble::of_postgres("40P01"), Trouble::Conflict);
+        assert_eq!(Trouble::of_postgres("23505"), Trouble::Statement);
+    }
+}

@@ -1,0 +1,40 @@
+//! Who is calling, and on behalf of which tenant.
+
+use std::convert::Infallible;
+
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
+
+use super::finish::RequestId;
+use crate::messaging::Origin;
+
+/// The one tenant of an installation without API keys.
+pub const DEFAULT_GROUP: &str = "00000000-0000-0000-0000-000000000001";
+
+#[derive(Debug, Clone)]
+pub struct Caller {
+    pub group_id: String,
+    pub subsidiary_id: Option<String>,
+    pub request_id: String,
+}
+
+impl Caller {
+    /// The origin of events that this request brings about.
+    pub fn origin(&self) -> Origin {
+        Origin {
+            group_id: self.group_id.clone(),
+            subsidiary_id: self.subsidiary_id.clone(),
+            correlation_id: self.request_id.clone(),
+            causation_id: None,
+        }
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for Caller {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Infallible> {
+        let request_id = parts.extensions.get::<RequestId>().map(|id| id.0.clone()).unwrap_or_default();
+        Ok(Self { group_id: DEFAULT_GROUP.to_owned(), subsidiary_id: None, request_id })
+    }
+}

@@ -1,0 +1,105 @@
+//! The outermost layer: gives each request its id, and each error its problem+json body.
+
+use axum::extract::Request;
+use axum::http::{HeaderName, HeaderValue, Uri, header};
+use axum::middleware::Next;
+use axum::response::Response;
+
+use super::page::NextCursor;
+use super::problem::Problem;
+use crate::clock::mint_id;
+
+static X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const REQUEST_ID_CHARS_MAX: usize = 64;
+
+/// The id of a request: the caller's own if it is a safe one, else minted. Events carry it as correlation id.
+#[derive(Debug, Clone)]
+pub struct RequestId(pub String);
+
+pub async fn finish(mut request: Request, next: Next) -> Response {
+    let id = request
+        .headers()
+        .get(&X_REQUEST_ID)
+        .and_then(|value| value.to_str().ok())
+        .filter(|id| is_safe_id(id))
+        .map_or_else(|| mint_id().to_string(), str::to_owned);
+    let uri = request.uri().clone();
+    request.extensions_mut().insert(RequestId(id.clone()));
+    let mut response = next.run(request).await;
+    if let Some(problem) = problem_of(&mut response) {
+        response = write(problem, response, &uri, &id);
+    } else if let Some(NextCursor(cursor)) = response.extensions_mut().remove() {
+        let link = format!("<{}>; rel=\"next\"", next_page(&uri, &cursor));
+        if let Ok(link) = HeaderValue::from_str(&link) {
+            response.headers_mut().insert(header::LINK, link);
+        }
+    }
+    if let Ok(id) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert(X_REQUEST_ID.clone(), id);
+    }
+    response
+}
+
+fn is_safe_id(id: &str) -> bool {
+    (1..=REQUEST_ID_CHARS_MAX).contains(&id.len())
+        && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte))
+}
+
+fn problem_of(response: &mut Response) -> Option<Problem> {
+    let status = response.status();
+    let ours = response.extensions_mut().remove::<Problem>();
+    ours.or_else(|| (status.is_client_error() || status.is_server_error()).then(|| Problem::of_status(status)))
+}
+
+fn write(mut problem: Problem, bare: Response, uri: &Uri, id: &str) -> Response {
+    problem.instance = Some(uri.path().to_owned());
+    problem.request_id = Some(id.to_owned());
+    if problem.status >= 500 {
+        let cause = problem.cause.as_deref().unwrap_or("");
+        tracing::error!(
+            request.id = id,
+            path = uri.path(),
+            status = problem.status,
+            code = problem.code,
+            cause,
+            "request failed: {}",
+            problem.detail
+        );
+    }
+    let mut response = problem.render();
+    // What a router said in headers stays true: which methods a path allows, above all.
+    for name in [header::ALLOW, header::LINK] {
+        if let Some(value) = bare.headers().get(&name) {
+            response.headers_mut().insert(name, value.clone());
+        }
+    }
+    response
+}
+
+fn next_page(uri: &Uri, cursor: &str) -> String {
+    let others = uri.query().unwrap_or_default().split('&');
+    let kept = others.filter(|pair| !pair.is_empty() && !pair.starts_with("cursor="));
+    let cursor = format!("cursor={cursor}");
+    let query: Vec<&str> = kept.chain([cursor.as_str()]).collect();
+    format!("{}?{}", uri.path(), query.join("&"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn request_ids_from_outside_must_be_safe_to_log() {
+        assert!(is_safe_id("abc-123_X.y:z"));
+        for bad in ["", "a b", "a\nb", "ä", &"x".repeat(65)] {
+            assert!(!is_safe_id(bad), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn the_next_page_keeps_the_filters() {
+        let uri: Uri = "/v1/orders?status=placed&cursor=old&limit=2".parse().unwrap();
+        assert_eq!(next_page(&uri, "new"), "/v1/orders?status=placed&limit=2&cursor=new");
+        assert_eq!(next_page(&"/v1/orders".parse().unwrap(), "new"), "/v1/orders?cursor=new");
+    }
+}

@@ -1,0 +1,80 @@
+//! HTTP, for whatever modules there are: problems, extractors, paging, probes, docs, and the layers around all
+//! of it. Knows no module.
+
+pub mod caller;
+pub mod extract;
+pub mod finish;
+pub mod page;
+pub mod probes;
+pub mod problem;
+
+use std::time::Duration;
+
+use axum::extract::DefaultBodyLimit;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{Html, IntoResponse, Response};
+use axum::routing::get;
+use axum::{Router, middleware};
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::timeout::TimeoutLayer;
+use utoipa::OpenApi as _;
+use utoipa::openapi::OpenApi;
+use utoipa_swagger_ui::SwaggerUi;
+
+use problem::Problem;
+
+/// The limits of the HTTP side; each has its setting in `config.rs`.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    pub body_bytes_max: usize,
+    pub request_timeout: Duration,
+}
+
+#[derive(utoipa::OpenApi)]
+#[openapi(
+    info(
+        title = "Stockade",
+        description = "Takes orders, reserves stock and notifies customers through messages; every effect happens exactly once.",
+    ),
+    components(schemas(problem::Problem, problem::FieldError)),
+    tags(
+        (name = "orders", description = "Place orders and see what became of them"),
+        (name = "stock", description = "What is on the shelf"),
+        (name = "reservations", description = "What is held for whom"),
+        (name = "notifications", description = "What customers were told"),
+        (name = "operations", description = "Queues, inbox, outbox, dead letters"),
+        (name = "health", description = "Probes"),
+    )
+)]
+struct ApiDoc;
+
+/// Joins the documents of the modules' routes into one.
+pub fn document(parts: impl IntoIterator<Item = OpenApi>) -> OpenApi {
+    let mut document = ApiDoc::openapi();
+    document.info.version = env!("CARGO_PKG_VERSION").to_owned();
+    for part in parts {
+        document.merge(part);
+    }
+    document
+}
+
+/// Adds the docs, the page at `/` and the layers that every answer passes through.
+pub fn finish(router: Router, api: OpenApi, limits: &Limits) -> Router {
+    let swagger = SwaggerUi::new("/docs")
+        .url("/openapi.json", api)
+        .config(utoipa_swagger_ui::Config::default().try_it_out_enabled(true));
+    router
+        .route("/", get(async || Html(include_str!("../../static/index.html"))))
+        .merge(swagger)
+        .fallback(async || Problem::not_found("there is nothing at this path; see /docs"))
+        .layer(DefaultBodyLimit::max(limits.body_bytes_max))
+        .layer(TimeoutLayer::with_status_code(StatusCode::SERVICE_UNAVAILABLE, limits.request_timeout))
+        .layer(CatchPanicLayer::custom(|_: Box<dyn std::any::Any + Send>| -> Response {
+            Problem::internal("a handler panicked").into_response()
+        }))
+        .layer(middleware::from_fn(finish::finish))
+        .layer(tower_http::set_header::SetResponseHeaderLayer::overriding(
+            header::X_CONTENT_TYPE_OPTIONS,
+            HeaderValue::from_static("nosniff"),
+        ))
+}

@@ -1,0 +1,205 @@
+//! The reservation decision. Pure: no I/O, so that its promises can be tried on thousands of made-up batches.
+
+use std::collections::BTreeMap;
+
+use super::events::Shortage;
+use crate::orders::events::{Item, Sku};
+
+/// A SKU of a tenant.
+pub type ShelfKey = (String, Sku);
+
+/// What is available, as far as one batch is concerned. A SKU that is not here is unknown.
+#[derive(Debug, Clone, Default)]
+pub struct Shelf {
+    available: BTreeMap<ShelfKey, i64>,
+    taken: BTreeMap<ShelfKey, i64>,
+}
+
+/// What one order needs: lines of the same SKU summed, in SKU order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Demand(BTreeMap<Sku, i64>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Decision {
+    Reserved,
+    Failed { reason: String, shortages: Vec<Shortage> },
+}
+
+impl Demand {
+    pub fn of(items: &[Item]) -> Self {
+        let mut demand: BTreeMap<Sku, i64> = BTreeMap::new();
+        for item in items {
+            let sum = demand.entry(item.sku.clone()).or_default();
+            *sum = sum.saturating_add(item.quantity.get());
+        }
+        Self(demand)
+    }
+
+    pub fn lines(&self) -> impl Iterator<Item = (&Sku, i64)> {
+        self.0.iter().map(|(sku, quantity)| (sku, *quantity))
+    }
+}
+
+impl Shelf {
+    pub fn new(available: impl IntoIterator<Item = (ShelfKey, i64)>) -> Self {
+        Self { available: available.into_iter().collect(), taken: BTreeMap::new() }
+    }
+
+    /// Takes everything the demand asks for, or nothing.
+    pub fn reserve(&mut self, group_id: &str, demand: &Demand) -> Decision {
+        let key = |sku: &Sku| (group_id.to_owned(), sku.clone());
+        let mut reasons = Vec::new();
+        let mut shortages = Vec::new();
+        for (sku, need) in demand.lines() {
+            let (have, word) = match self.available.get(&key(sku)) {
+                Some(have) => (*have, "Insufficient"),
+                None => (0, "Unknown SKU"),
+            };
+            if need > have {
+                reasons.push(format!("{word} {sku}: need {need}, have {have}"));
+                shortages.push(Shortage { sku: sku.clone(), need, have });
+            }
+        }
+        if !shortages.is_empty() {
+            return Decision::Failed { reason: reasons.join("; "), shortages };
+        }
+        for (sku, need) in demand.lines() {
+            if let Some(have) = self.available.get_mut(&key(sku)) {
+                *have -= need;
+                *self.taken.entry(key(sku)).or_default() += need;
+            }
+        }
+        Decision::Reserved
+    }
+
+    /// What was taken in all, in key order: what the rows must be changed by.
+    pub fn into_taken(self) -> Vec<(ShelfKey, i64)> {
+        self.taken.into_iter().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::orders::events::{Price, Quantity};
+
+    fn sku(name: &str) -> Sku {
+        Sku::try_from(name.to_owned()).unwrap()
+    }
+
+    fn items(lines: &[(&str, i64)]) -> Vec<Item> {
+        lines
+            .iter()
+            .map(|(name, quantity)| Item {
+                sku: sku(name),
+                quantity: Quantity::try_from(*quantity).unwrap(),
+                unit_price_minor: Price::default(),
+            })
+            .collect()
+    }
+
+    fn shelf(stock: &[(&str, i64)]) -> Shelf {
+        Shelf::new(stock.iter().map(|(name, available)| (("g".to_owned(), sku(name)), *available)))
+    }
+
+    #[test]
+    fn a_shortage_names_what_is_needed_and_what_is_there() {
+        let decision = shelf(&[("WIDGET-C", 0)]).reserve("g", &Demand::of(&items(&[("WIDGET-C", 1)])));
+        let Decision::Failed { reason, shortages } = decision else { panic!("must fail") };
+        assert_eq!(reason, "Insufficient WIDGET-C: need 1, have 0");
+        assert_eq!(shortages, [Shortage { sku: sku("WIDGET-C"), need: 1, have: 0 }]);
+    }
+
+    #[test]
+    fn lines_of_one_sku_are_summed_before_they_are_judged() {
+        let demand = Demand::of(&items(&[("A", 3), ("A", 3)]));
+        assert!(matches!(shelf(&[("A", 5)]).reserve("g", &demand), Decision::Failed { .. }));
+        assert_eq!(shelf(&[("A", 6)]).reserve("g", &demand), Decision::Reserved);
+    }
+
+    #[test]
+    fn an_unknown_sku_and_another_tenants_sku_cannot_be_had() {
+        let demand = Demand::of(&items(&[("NOPE", 1)]));
+        let Decision::Failed { reason, .. } = shelf(&[]).reserve("g", &demand) else { panic!("must fail") };
+        assert_eq!(reason, "Unknown SKU NOPE: need 1, have 0");
+        let demand = Demand::of(&items(&[("A", 1)]));
+        assert!(matches!(shelf(&[("A", 9)]).reserve("other", &demand), Decision::Failed { .. }));
+    }
+
+    const SKUS: [&str; 4] = ["A", "B", "C", "D"];
+
+    fn any_stock() -> impl Strategy<Value = Vec<i64>> {
+        prop::collection::vec(0i64..30, SKUS.len())
+    }
+
+    fn any_order() -> impl Strategy<Value = Vec<Item>> {
+        prop::collection::vec((0..SKUS.len(), 1i64..8), 1..5)
+            .prop_map(|lines| items(&lines.iter().map(|(s, q)| (SKUS[*s], *q)).collect::<Vec<_>>()))
+    }
+
+    fn stocked(stock: &[i64]) -> Shelf {
+        shelf(&SKUS.iter().copied().zip(stock.iter().copied()).collect::<Vec<_>>())
+    }
+
+    proptest! {
+        #[test]
+        fn reservations_never_oversell_and_conserve_stock(
+            stock in any_stock(),
+            orders in prop::collection::vec(any_order(), 0..30),
+        ) {
+            let mut shelf = stocked(&stock);
+            let mut granted: BTreeMap<Sku, i64> = BTreeMap::new();
+            for order in &orders {
+                let (demand, before) = (Demand::of(order), shelf.available.clone());
+                match shelf.reserve("g", &demand) {
+                    Decision::Reserved => {
+                        for (sku, quantity) in demand.lines() {
+                            *granted.entry(sku.clone()).or_default() += quantity;
+                        }
+                    }
+                    // All or nothing: a failed order leaves the shelf as it was.
+                    Decision::Failed { shortages, .. } => {
+                        prop_assert!(!shortages.is_empty());
+                        prop_assert_eq!(&before, &shelf.available);
+                    }
+                }
+            }
+            prop_assert!(shelf.available.values().all(|available| *available >= 0));
+            for (name, on_hand) in SKUS.iter().zip(&stock) {
+                let left = shelf.available[&("g".to_owned(), sku(name))];
+                prop_assert_eq!(left + granted.get(&sku(name)).copied().unwrap_or(0), *on_hand);
+            }
+            let taken: BTreeMap<Sku, i64> = shelf.into_taken().into_iter().map(|((_, sku), n)| (sku, n)).collect();
+            prop_assert_eq!(taken, granted);
+        }
+
+        #[test]
+        fn the_order_of_lines_does_not_matter(stock in any_stock(), order in any_order()) {
+            let mut reversed = order.clone();
+            reversed.reverse();
+            prop_assert_eq!(
+                stocked(&stock).reserve("g", &Demand::of(&order)),
+                stocked(&stock).reserve("g", &Demand::of(&reversed))
+            );
+        }
+
+        #[test]
+        fn with_ample_stock_totals_do_not_depend_on_the_order_of_arrival(
+            orders in prop::collection::vec(any_order(), 0..20),
+        ) {
+            let ample = [10_000; SKUS.len()];
+            let total = |orders: &[Vec<Item>]| {
+                let mut shelf = stocked(&ample);
+                for order in orders {
+                    shelf.reserve("g", &Demand::of(order));
+                }
+                shelf.into_taken()
+            };
+            let mut reversed = orders.clone();
+            reversed.reverse();
+            prop_assert_eq!(total(&orders), total(&reversed));
+        }
+    }
+}

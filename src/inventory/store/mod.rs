@@ -1,0 +1,219 @@
+//! The tables of inventory: stock, the adjustments that explain it, reservations and their lines.
+
+mod pg;
+mod sqlite;
+
+use std::collections::{HashMap, HashSet};
+
+use uuid::Uuid;
+
+use super::model::ShelfKey;
+use crate::clock::Timestamp;
+use crate::db::{Filter, Tx, dialects, fetch_page};
+use crate::orders::events::Sku;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stock {
+    pub group_id: String,
+    pub sku: Sku,
+    pub on_hand: i64,
+    pub reserved: i64,
+    pub updated_at: Timestamp,
+}
+
+impl Stock {
+    pub fn available(&self) -> i64 {
+        self.on_hand - self.reserved
+    }
+}
+
+#[derive(Debug, Clone)]
+pub struct Adjustment {
+    pub id: Uuid,
+    pub group_id: String,
+    pub sku: Sku,
+    pub delta: i64,
+    pub reason: String,
+    pub on_hand: i64,
+}
+
+#[derive(Debug, Clone)]
+pub struct NewReservation {
+    pub id: Uuid,
+    pub number: String,
+    pub group_id: String,
+    pub order_id: Uuid,
+    pub cause_event_id: Uuid,
+    pub lines: Vec<(Sku, i64)>,
+}
+
+type StockColumns = (String, String, i64, i64, Timestamp);
+
+dialects! {
+    async fn select_reserved(orders: &[(&str, Uuid)]) -> Vec<(String, Uuid)>;
+    async fn select_stock_locked(keys: &[(&str, &Sku)]) -> Vec<StockColumns>;
+    async fn add_reserved(taken: &[(ShelfKey, i64)], now: Timestamp) -> ();
+    async fn insert_reservations(reservations: &[NewReservation], now: Timestamp) -> ();
+    async fn insert_lines(reservations: &[NewReservation]) -> ();
+    async fn select_lines(group_id: &str, reservations: &[Uuid]) -> Vec<(Uuid, String, i64)>;
+}
+
+/// Which of these orders have a reservation row already.
+pub async fn reserved_already(tx: &mut Tx, orders: &[(&str, Uuid)]) -> sqlx::Result<HashSet<(String, Uuid)>> {
+    Ok(select_reserved(tx, orders).await?.into_iter().collect())
+}
+
+/// Locks stock rows in key order. SKUs that do not exist are simply not there.
+pub async fn lock_stock(tx: &mut Tx, keys: &[(&str, &Sku)]) -> sqlx::Result<Vec<Stock>> {
+    select_stock_locked(tx, keys).await?.into_iter().map(stock_from_columns).collect()
+}
+
+/// Writes what a batch holds.
+pub async fn hold(
+    tx: &mut Tx,
+    taken: &[(ShelfKey, i64)],
+    reservations: &[NewReservation],
+    now: Timestamp,
+) -> sqlx::Result<()> {
+    add_reserved(tx, taken, now).await?;
+    insert_reservations(tx, reservations, now).await?;
+    insert_lines(tx, reservations).await
+}
+
+pub async fn create_stock(tx: &mut Tx, group_id: &str, sku: &Sku, now: Timestamp) -> sqlx::Result<()> {
+    crate::on!(tx, c => {
+        sqlx::query(
+            "INSERT INTO inventory_stock (group_id, sku, on_hand, updated_at) VALUES ($1, $2, 0, $3)
+             ON CONFLICT DO NOTHING",
+        )
+        .bind(group_id)
+        .bind(sku.as_str())
+        .bind(now)
+        .execute(c)
+        .await
+        .map(drop)
+    })
+}
+
+pub async fn adjust(tx: &mut Tx, adjustment: &Adjustment, now: Timestamp) -> sqlx::Result<()> {
+    crate::on!(tx, c => {
+        sqlx::query(
+            "UPDATE inventory_stock SET on_hand = $3, updated_at = $4 WHERE group_id = $1 AND sku = $2",
+        )
+        .bind(&adjustment.group_id)
+        .bind(adjustment.sku.as_str())
+        .bind(adjustment.on_hand)
+        .bind(now)
+        .execute(c)
+        .await
+        .map(drop)
+    })?;
+    crate::on!(tx, c => {
+        sqlx::query(
+            "INSERT INTO inventory_adjustments (group_id, id, sku, delta, reason, on_hand, created_at)
+             VALUES ($1, $2, $3, $4, $5, $6, $7)",
+        )
+        .bind(&adjustment.group_id)
+        .bind(adjustment.id)
+        .bind(adjustment.sku.as_str())
+        .bind(adjustment.delta)
+        .bind(&adjustment.reason)
+        .bind(adjustment.on_hand)
+        .bind(now)
+        .execute(c)
+        .await
+        .map(drop)
+    })
+}
+
+/// Is there any stock at all, of any tenant? Tells a fresh store.
+pub async fn is_empty(tx: &mut Tx) -> sqlx::Result<bool> {
+    let rows: i64 = crate::on!(tx, c => {
+        sqlx::query_scalar("SELECT count(*) FROM (SELECT 1 FROM inventory_stock LIMIT 1) AS one").fetch_one(c).await
+    })?;
+    Ok(rows == 0)
+}
+
+/// Stock in SKU order, from after `after`.
+pub async fn list_stock(
+    tx: &mut Tx,
+    group_id: &str,
+    sku: Option<&str>,
+    after: Option<String>,
+    limit: i64,
+) -> sqlx::Result<Vec<Stock>> {
+    let filter = Filter::new("SELECT group_id, sku, on_hand, reserved, updated_at FROM inventory_stock")
+        .and("group_id = ?", [group_id.into()])
+        .and_some("sku = ?", sku)
+        .and_some("sku > ?", after)
+        .page("sku", limit);
+    fetch_page!(tx, filter, StockColumns)?.into_iter().map(stock_from_columns).collect()
+}
+
+#[derive(Debug, Clone)]
+pub struct Reservation {
+    pub id: Uuid,
+    pub number: String,
+    pub order_id: Uuid,
+    pub state: String,
+    pub lines: Vec<(String, i64)>,
+    pub created_at: Timestamp,
+    pub updated_at: Timestamp,
+}
+
+/// Which reservations to list; every field narrows.
+#[derive(Debug, Default, Clone)]
+pub struct Query {
+    pub group_id: String,
+    pub id: Option<Uuid>,
+    pub number: Option<String>,
+    pub order_id: Option<Uuid>,
+    pub state: Option<String>,
+    pub sku: Option<String>,
+    pub before: Option<Uuid>,
+    pub limit: i64,
+}
+
+/// Newest first, each with its lines.
+pub async fn list_reservations(tx: &mut Tx, query: Query) -> sqlx::Result<Vec<Reservation>> {
+    let filter = Filter::new("SELECT id, number, order_id, state, created_at, updated_at FROM inventory_reservations")
+        .and("group_id = ?", [query.group_id.as_str().into()])
+        .and_some("id = ?", query.id)
+        .and_some("number = ?", query.number)
+        .and_some("order_id = ?", query.order_id)
+        .and_some("state = ?", query.state)
+        .and_some(
+            "EXISTS (SELECT 1 FROM inventory_reservation_lines l \
+                 WHERE l.group_id = inventory_reservations.group_id \
+                 AND l.reservation_id = inventory_reservations.id AND l.sku = ?)",
+            query.sku,
+        )
+        .and_some("id < ?", query.before)
+        .page("id DESC", query.limit);
+    let rows = fetch_page!(tx, filter, (Uuid, String, Uuid, String, Timestamp, Timestamp))?;
+    let ids: Vec<Uuid> = rows.iter().map(|row| row.0).collect();
+    let mut lines: HashMap<Uuid, Vec<(String, i64)>> = HashMap::with_capacity(ids.len());
+    if !ids.is_empty() {
+        for (reservation_id, sku, quantity) in select_lines(tx, &query.group_id, &ids).await? {
+            lines.entry(reservation_id).or_default().push((sku, quantity));
+        }
+    }
+    Ok(rows
+        .into_iter()
+        .map(|(id, number, order_id, state, created_at, updated_at)| Reservation {
+            id,
+            number,
+            order_id,
+            state,
+            lines: lines.remove(&id).unwrap_or_default(),
+            created_at,
+            updated_at,
+        })
+        .collect())
+}
+
+fn stock_from_columns(columns: StockColumns) -> sqlx::Result<Stock> {
+    let (group_id, sku, on_hand, reserved, updated_at) = columns;
+    let sku = Sku::try_from(sku).map_err(|error| sqlx::Error::Decode(error.into()))?;
+    Ok(Stock { group_id, sku, on_hand, reserved, updated_at })
+}

@@ -1,0 +1,95 @@
+use sqlx::SqliteConnection;
+use sqlx::types::Json;
+use uuid::Uuid;
+
+use super::{NewReservation, ShelfKey, StockColumns};
+use crate::clock::Timestamp;
+use crate::orders::events::Sku;
+
+pub async fn select_reserved(c: &mut SqliteConnection, orders: &[(&str, Uuid)]) -> sqlx::Result<Vec<(String, Uuid)>> {
+    let rows: Vec<_> = orders.iter().map(|(group_id, order_id)| (group_id, order_id.simple())).collect();
+    sqlx::query_as(
+        "SELECT r.group_id, r.order_id FROM json_each($1) AS wanted JOIN inventory_reservations r
+             ON r.group_id = wanted.value ->> 0 AND r.order_id = unhex(wanted.value ->> 1)",
+    )
+    .bind(Json(rows))
+    .fetch_all(c)
+    .await
+}
+
+/// The writer's transaction is the lock.
+pub async fn select_stock_locked(c: &mut SqliteConnection, keys: &[(&str, &Sku)]) -> sqlx::Result<Vec<StockColumns>> {
+    sqlx::query_as(
+        "SELECT s.group_id, s.sku, s.on_hand, s.reserved, s.updated_at FROM json_each($1) AS wanted
+         JOIN inventory_stock s ON s.group_id = wanted.value ->> 0 AND s.sku = wanted.value ->> 1",
+    )
+    .bind(Json(keys))
+    .fetch_all(c)
+    .await
+}
+
+pub async fn add_reserved(c: &mut SqliteConnection, taken: &[(ShelfKey, i64)], now: Timestamp) -> sqlx::Result<()> {
+    sqlx::query(
+        "UPDATE inventory_stock SET reserved = reserved + (t.value ->> 1), updated_at = $2
+         FROM json_each($1) AS t
+         WHERE group_id = t.value ->> '$[0][0]' AND sku = t.value ->> '$[0][1]'",
+    )
+    .bind(Json(taken))
+    .bind(now)
+    .execute(c)
+    .await
+    .map(drop)
+}
+
+pub async fn insert_reservations(
+    c: &mut SqliteConnection,
+    reservations: &[NewReservation],
+    now: Timestamp,
+) -> sqlx::Result<()> {
+    let rows: Vec<_> = reservations
+        .iter()
+        .map(|r| (&r.group_id, r.id.simple(), &r.number, r.order_id.simple(), r.cause_event_id.simple()))
+        .collect();
+    sqlx::query(
+        "INSERT INTO inventory_reservations
+             (group_id, id, number, order_id, state, cause_event_id, created_at, updated_at)
+         SELECT value ->> 0, unhex(value ->> 1), value ->> 2, unhex(value ->> 3), 'held', unhex(value ->> 4), $2, $2
+         FROM json_each($1)",
+    )
+    .bind(Json(rows))
+    .bind(now)
+    .execute(c)
+    .await
+    .map(drop)
+}
+
+pub async fn insert_lines(c: &mut SqliteConnection, reservations: &[NewReservation]) -> sqlx::Result<()> {
+    let rows: Vec<_> = reservations
+        .iter()
+        .flat_map(|r| r.lines.iter().map(move |(sku, quantity)| (&r.group_id, r.id.simple(), sku, quantity)))
+        .collect();
+    sqlx::query(
+        "INSERT INTO inventory_reservation_lines (group_id, reservation_id, sku, quantity)
+         SELECT value ->> 0, unhex(value ->> 1), value ->> 2, value ->> 3 FROM json_each($1)",
+    )
+    .bind(Json(rows))
+    .execute(c)
+    .await
+    .map(drop)
+}
+
+pub async fn select_lines(
+    c: &mut SqliteConnection,
+    group_id: &str,
+    reservations: &[Uuid],
+) -> sqlx::Result<Vec<(Uuid, String, i64)>> {
+    sqlx::query_as(
+        "SELECT reservation_id, sku, quantity FROM inventory_reservation_lines
+         WHERE group_id = $1 AND reservation_id IN (SELECT unhex(value) FROM json_each($2))
+         ORDER BY reservation_id, sku",
+    )
+    .bind(group_id)
+    .bind(Json(reservations.iter().map(|id| id.simple()).collect::<Vec<_>>()))
+    .fetch_all(c)
+    .await
+}

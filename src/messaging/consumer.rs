@@ -1,0 +1,442 @@
+//! The consumer loop: takes what has arrived, hands it to a module's reaction, and acknowledges after the commit.
+//!
+//! A batch is one transaction: inbox rows, effects, outgoing events and retry bookkeeping commit together or not
+//! at all, and only then is anything acknowledged, so a crash at any line means a redelivery that the inbox
+//! absorbs. If a batch fails as a whole it is halved until the culprit stands alone, and only that one is retried.
+//! A database that is away or busy is nobody's fault: the consumer lets go of what it holds, waits, and comes
+//! back, and no attempt is counted.
+//!
+//! A message delivered for the third time may be killing the process: it runs alone, each run recorded before it
+//! starts, and after three runs that never finished it is rejected as `process-killer`.
+
+use std::collections::{HashMap, HashSet};
+use std::panic::AssertUnwindSafe;
+
+use futures_util::FutureExt;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use super::event::{self, Label, Message, Unreadable};
+use super::health::{LoopState, Pulse};
+use super::inbox::{self, Action, Arrival, Effect, Mark, Met, State};
+use super::outbox::{self, Entry};
+use super::transport::{Delivery, Subscription, Tag, TransportError};
+use super::{Kernel, Outcome, Patience, Reaction};
+use crate::db::{Trouble, Tx};
+
+/// From this delivery on a message runs alone.
+const ALONE_FROM_DELIVERY: u32 = 3;
+/// Recorded runs that never finished before a message counts as a process killer.
+const UNFINISHED_RUNS_MAX: i32 = 3;
+/// How often a transaction that lost to another is run again before the batch is given back.
+const CONFLICTS_MAX: u32 = 10;
+/// Errors are kept short enough to read in a list.
+const ERROR_CHARS_MAX: usize = 2000;
+
+pub struct Consumer<R> {
+    kernel: Kernel,
+    reaction: R,
+    queue: String,
+    pulse: Pulse,
+}
+
+/// A message that passed the gate, with the delivery it came in.
+struct Item<F> {
+    tag: Tag,
+    deliveries: u32,
+    message: Message<F>,
+}
+
+/// What is to be done with a delivery once everything about it is committed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Settle {
+    Ack,
+    AckRetry,
+    Reject,
+}
+
+/// Why a batch did not commit.
+enum Failure {
+    Database(sqlx::Error),
+    Panic(String),
+}
+
+impl From<sqlx::Error> for Failure {
+    fn from(error: sqlx::Error) -> Self {
+        Self::Database(error)
+    }
+}
+
+/// Reads a delivery through the whole gate, as the consumer and the dead-letter office both do.
+pub fn read_delivery<R: Reaction>(delivery: &Delivery, bytes_max: usize) -> Result<Message<R::Fact>, Unreadable> {
+    let label = Label { message_id: delivery.message_id.as_deref(), header_event_id: delivery.header("x-event-id") };
+    event::read(delivery.body.clone(), label, bytes_max, R::KEYS, R::decode)
+}
+
+impl<R: Reaction> Consumer<R> {
+    pub fn new(kernel: Kernel, reaction: R) -> Self {
+        let pulse = kernel.health.register(R::NAME);
+        let queue = kernel.tuning.queue_name(R::NAME);
+        Self { kernel, reaction, queue, pulse }
+    }
+
+    /// Consumes until told to stop. Pausing and stopping finish the batch in hand first.
+    pub async fn run(self, stop: CancellationToken) {
+        let mut gate = self.kernel.pauses.gate(R::NAME);
+        let mut patience = Patience::default();
+        while !stop.is_cancelled() {
+            if gate.is_paused() {
+                self.pulse.set(LoopState::Paused);
+                tokio::select! { () = gate.until(false) => {} () = stop.cancelled() => {} }
+                continue;
+            }
+            let stopping = async {
+                tokio::select! { () = gate.until(true) => {} () = stop.cancelled() => {} }
+            };
+            if let Err(error) = self.consume(stopping, &mut patience).await {
+                let pause = patience.next_pause();
+                tracing::warn!(consumer = R::NAME, %error, ?pause, "cannot consume just now and waits");
+                self.pulse.troubled(error.to_string());
+                tokio::select! { () = stop.cancelled() => {} () = tokio::time::sleep(pause) => {} }
+            }
+        }
+        self.pulse.set(LoopState::Stopped);
+    }
+
+    /// Takes batches on one subscription until `stopping` resolves or something is away.
+    async fn consume(&self, stopping: impl Future<Output = ()>, patience: &mut Patience) -> Result<(), TransportError> {
+        let mut subscription = self.kernel.transport.subscribe(&self.queue).await?;
+        tokio::pin!(stopping);
+        let ended = loop {
+            tokio::select! {
+                biased;
+                () = &mut stopping => break Ok(()),
+                () = subscription.ready(self.kernel.tuning.poll) => {}
+            }
+            match self.try_once(&mut subscription).await {
+                Ok(_) => {
+                    patience.renew();
+                    self.pulse.running(self.kernel.db.clock().now());
+                }
+                Err(error) => break Err(error),
+            }
+        };
+        subscription.close().await;
+        ended
+    }
+
+    /// Takes what is there and deals with it; returns how many deliveries that was.
+    pub async fn try_once(&self, subscription: &mut Subscription) -> Result<usize, TransportError> {
+        let deliveries = subscription.take(self.kernel.tuning.batch).await?;
+        let count = deliveries.len();
+        if count == 0 {
+            return Ok(0);
+        }
+        let tags: Vec<Tag> = deliveries.iter().map(|delivery| delivery.tag).collect();
+        let settled = {
+            let work = self.work_off(deliveries);
+            tokio::select! {
+                settled = work => settled,
+                () = subscription.keep(&tags) => unreachable!("keeping a lease never ends"),
+            }
+        };
+        match settled {
+            Ok(settled) => self.settle(subscription, settled).await?,
+            Err(error) => {
+                // Nothing of it happened: put it back at once rather than let the lease run out.
+                if let Err(error) = subscription.release(&tags).await {
+                    tracing::debug!(consumer = R::NAME, %error, "could not give messages back; their lease will");
+                }
+                return Err(error.into());
+            }
+        }
+        Ok(count)
+    }
+
+    /// Decides and commits everything about these deliveries; says how each is to be settled.
+    async fn work_off(&self, deliveries: Vec<Delivery>) -> sqlx::Result<Vec<(Tag, Settle)>> {
+        let mut settled = Vec::with_capacity(deliveries.len());
+        let (mut together, mut alone) = (Vec::new(), Vec::new());
+        for delivery in deliveries {
+            match read_delivery::<R>(&delivery, self.kernel.tuning.event_bytes_max) {
+                Err(unreadable) => {
+                    tracing::warn!(
+                        consumer = R::NAME,
+                        reason = unreadable.code,
+                        message.id = ?delivery.message_id,
+                        "DEAD LETTER {}: {unreadable}",
+                        R::NAME,
+                    );
+                    settled.push((delivery.tag, Settle::Reject));
+                }
+                Ok(message) => {
+                    let item = Item { tag: delivery.tag, deliveries: delivery.deliveries, message };
+                    let road = if item.deliveries >= ALONE_FROM_DELIVERY { &mut alone } else { &mut together };
+                    road.push(item);
+                }
+            }
+        }
+        // Rows are written in the order of their keys, so that two instances cannot deadlock.
+        together.sort_by_key(|item| item.message.event.event_id);
+        self.run_halving(&together, &mut settled).await?;
+        for item in alone {
+            self.run_alone(item, &mut settled).await?;
+        }
+        Ok(settled)
+    }
+
+    /// Runs a batch; one that fails as a whole is halved until the culprit stands alone.
+    async fn run_halving(&self, items: &[Item<R::Fact>], settled: &mut Vec<(Tag, Settle)>) -> sqlx::Result<()> {
+        let mut todo = vec![items];
+        while let Some(items) = todo.pop() {
+            if items.is_empty() {
+                continue;
+            }
+            match self.run_once(items).await {
+                Ok(done) => settled.extend(done),
+                Err(Failure::Database(error)) if Trouble::of(&error).is_passing() => return Err(error),
+                Err(failure) if items.len() == 1 => settled.push(self.blame(&items[0], failure).await?),
+                Err(_) => {
+                    let (left, right) = items.split_at(items.len() / 2);
+                    todo.extend([right, left]);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs a transaction again while it merely loses to others.
+    async fn run_once(&self, items: &[Item<R::Fact>]) -> Result<Vec<(Tag, Settle)>, Failure> {
+        let mut conflicts = 0;
+        loop {
+            match self.attempt(items).await {
+                Err(Failure::Database(error))
+                    if Trouble::of(&error) == Trouble::Conflict && conflicts < CONFLICTS_MAX =>
+                {
+                    conflicts += 1;
+                }
+                ended => return ended,
+            }
+        }
+    }
+
+    /// One transaction: inbox, reaction, bookkeeping, commit.
+    async fn attempt(&self, items: &[Item<R::Fact>]) -> Result<Vec<(Tag, Settle)>, Failure> {
+        let mut tx = self.kernel.db.begin().await?;
+        let plan = self.plan(&mut tx, items).await?;
+        let batch: Vec<&Message<R::Fact>> = plan.run.iter().map(|(index, _)| &items[*index].message).collect();
+        let outcomes = if batch.is_empty() { Vec::new() } else { self.react(&mut tx, &batch).await? };
+        assert_eq!(outcomes.len(), batch.len(), "{} must give one outcome per event", R::NAME);
+        let mut settled = plan.settled;
+        let decided = self.keep_books(&mut tx, items, &plan.run, &outcomes).await?;
+        settled.extend(decided);
+        if !plan.duplicates.is_empty() {
+            inbox::count_duplicates(&mut tx, R::NAME, &plan.duplicates).await?;
+        }
+        self.kernel.faults.reach("consumer.before_commit", R::NAME);
+        tx.commit().await?;
+        self.kernel.faults.reach("consumer.after_commit", R::NAME);
+        self.reaction.committed(&batch, &outcomes);
+        Ok(settled)
+    }
+
+    async fn react(&self, tx: &mut Tx, batch: &[&Message<R::Fact>]) -> Result<Vec<Outcome>, Failure> {
+        match AssertUnwindSafe(self.reaction.react(tx, batch)).catch_unwind().await {
+            Ok(outcomes) => Ok(outcomes?),
+            Err(panic) => Err(Failure::Panic(panic_text(panic.as_ref()))),
+        }
+    }
+
+    /// Meets the inbox and sorts the batch into what runs and what is already decided.
+    async fn plan(&self, tx: &mut Tx, items: &[Item<R::Fact>]) -> sqlx::Result<Plan> {
+        let now = tx.now();
+        let mut plan = Plan::default();
+        let mut firsts: HashMap<Uuid, usize> = HashMap::with_capacity(items.len());
+        let mut arrivals = Vec::with_capacity(items.len());
+        for (index, item) in items.iter().enumerate() {
+            match firsts.get(&item.message.event.event_id) {
+                None => {
+                    firsts.insert(item.message.event.event_id, index);
+                    arrivals.push((index, Arrival::from(&item.message)));
+                }
+                // A second copy within the batch goes by the first one's body, as if it had come later.
+                Some(&first) if items[first].message.body_hash != item.message.body_hash => {
+                    plan.settled.push((item.tag, Settle::Reject));
+                }
+                Some(_) => plan.repeats.push(index),
+            }
+        }
+        let rows: Vec<Arrival<'_>> = arrivals.iter().map(|(_, arrival)| arrival.clone()).collect();
+        let new: HashSet<Uuid> = inbox::insert_new(tx, R::NAME, &rows, now).await?.into_iter().collect();
+        let known: Vec<Uuid> = rows.iter().map(|row| row.event.event_id).filter(|id| !new.contains(id)).collect();
+        let met: HashMap<Uuid, Met> = match known.as_slice() {
+            [] => HashMap::new(),
+            known => inbox::meet(tx, R::NAME, known, now).await?.into_iter().collect(),
+        };
+        for (index, arrival) in arrivals {
+            let item = &items[index];
+            let met = met.get(&arrival.event.event_id);
+            match inbox::decide(met, arrival.body_hash, Effect::Inside) {
+                Action::Run | Action::TakeOver => plan.run.push((index, met.cloned())),
+                Action::Dismiss | Action::Later => plan.dismiss(item.tag, arrival.event.event_id),
+                Action::RejectAgain | Action::Quarantine => plan.settled.push((item.tag, Settle::Reject)),
+            }
+        }
+        // A repeat shares the fate of the copy before it: dead stays dead, anything else is a duplicate.
+        for index in std::mem::take(&mut plan.repeats) {
+            let id = items[index].message.event.event_id;
+            if met.get(&id).is_some_and(|met| met.state == State::Dead) {
+                plan.settled.push((items[index].tag, Settle::Reject));
+            } else {
+                plan.dismiss(items[index].tag, id);
+            }
+        }
+        Ok(plan)
+    }
+
+    /// Writes what the outcomes mean: nothing for a new event that is done, else its mark and its retry row.
+    async fn keep_books(
+        &self,
+        tx: &mut Tx,
+        items: &[Item<R::Fact>],
+        run: &[(usize, Option<Met>)],
+        outcomes: &[Outcome],
+    ) -> sqlx::Result<Vec<(Tag, Settle)>> {
+        let (mut marks, mut retries) = (Vec::new(), Vec::new());
+        let mut settled = Vec::with_capacity(run.len());
+        for ((index, met), outcome) in run.iter().zip(outcomes) {
+            let item = &items[*index];
+            let attempts = met.as_ref().map_or(0, |met| met.attempts) + 1;
+            let (mark, settle) = self.book(item, attempts, outcome, &mut retries);
+            if met.is_some() || *outcome != Outcome::Done {
+                marks.push(mark);
+            }
+            settled.push((item.tag, settle));
+        }
+        if !marks.is_empty() {
+            let now = tx.now();
+            inbox::mark_many(tx, R::NAME, &marks, now).await?;
+            outbox::append_many(tx, &retries).await?;
+        }
+        Ok(settled)
+    }
+
+    fn book(&self, item: &Item<R::Fact>, attempts: i32, outcome: &Outcome, retries: &mut Vec<Entry>) -> (Mark, Settle) {
+        let message = &item.message;
+        let event_id = message.event.event_id;
+        let mark = |state, due_in, reason: Option<&str>, error: Option<&String>| Mark {
+            event_id,
+            state,
+            attempts,
+            due_in,
+            reason: reason.map(str::to_owned),
+            last_error: error.map(|error| error.chars().take(ERROR_CHARS_MAX).collect()),
+        };
+        match outcome {
+            Outcome::Done => (mark(State::Processed, None, None, None), Settle::Ack),
+            Outcome::Reject { reason, error } => {
+                tracing::warn!(
+                    consumer = R::NAME, event.id = %event_id, reason, %error, "DEAD LETTER {} {}", R::NAME, message.key
+                );
+                (mark(State::Dead, None, Some(reason), Some(error)), Settle::Reject)
+            }
+            Outcome::Retry { error } => match self.kernel.tuning.retry.delay(attempts.unsigned_abs()) {
+                Some(delay) => {
+                    tracing::info!(
+                        consumer = R::NAME, event.id = %event_id, attempts, ?delay, %error, "RETRY {} {}", R::NAME,
+                        message.key
+                    );
+                    retries.push(Entry::retry(&message.event, &message.body, &self.queue, attempts, delay));
+                    (mark(State::Retrying, Some(delay), None, Some(error)), Settle::AckRetry)
+                }
+                None => {
+                    let exhausted = Outcome::Reject { reason: "retries-exhausted", error: error.clone() };
+                    self.book(item, attempts, &exhausted, retries)
+                }
+            },
+        }
+    }
+
+    /// The culprit stands alone: its failure counts as an attempt, and it is retried or rejected.
+    async fn blame(&self, item: &Item<R::Fact>, failure: Failure) -> sqlx::Result<(Tag, Settle)> {
+        let (last_word, error) = match failure {
+            Failure::Database(error) => ("retries-exhausted", format!("database: {error}")),
+            Failure::Panic(text) => ("handler-panic", format!("the handler panicked: {text}")),
+        };
+        let mut tx = self.kernel.db.begin().await?;
+        let plan = self.plan(&mut tx, std::slice::from_ref(item)).await?;
+        let Some((_, met)) = plan.run.first() else {
+            // Another instance has dealt with it since.
+            tx.commit().await?;
+            return Ok(plan.settled.first().copied().unwrap_or((item.tag, Settle::Ack)));
+        };
+        let attempts = met.as_ref().map_or(0, |met| met.attempts) + 1;
+        let exhausted = self.kernel.tuning.retry.delay(attempts.unsigned_abs()).is_none();
+        let outcome = if exhausted { Outcome::Reject { reason: last_word, error } } else { Outcome::Retry { error } };
+        let settled = self.keep_books(&mut tx, std::slice::from_ref(item), &plan.run, &[outcome]).await?;
+        tx.commit().await?;
+        Ok(settled[0])
+    }
+
+    /// Runs a message that has been left unfinished before, recording the run before it starts.
+    async fn run_alone(&self, item: Item<R::Fact>, settled: &mut Vec<(Tag, Settle)>) -> sqlx::Result<()> {
+        let mut tx = self.kernel.db.begin().await?;
+        let (id, now) = (item.message.event.event_id, tx.now());
+        let met = inbox::meet(&mut tx, R::NAME, &[id], now).await?.pop().map(|(_, met)| met);
+        if inbox::decide(met.as_ref(), &item.message.body_hash, Effect::Inside) == Action::Run {
+            let unfinished = met.as_ref().map_or(0, |met| met.unfinished_runs);
+            if unfinished >= UNFINISHED_RUNS_MAX {
+                let error = format!("{unfinished} runs of it began and none finished");
+                let outcome = Outcome::Reject { reason: "process-killer", error };
+                let run = [(0, met)];
+                settled.extend(self.keep_books(&mut tx, std::slice::from_ref(&item), &run, &[outcome]).await?);
+                return tx.commit().await;
+            }
+            inbox::record_run(&mut tx, R::NAME, &Arrival::from(&item.message)).await?;
+        }
+        tx.commit().await?;
+        self.run_halving(std::slice::from_ref(&item), settled).await
+    }
+
+    /// Everything is committed: tell the transport.
+    async fn settle(&self, subscription: &mut Subscription, settled: Vec<(Tag, Settle)>) -> Result<(), TransportError> {
+        let tags = |wanted: &[Settle]| -> Vec<Tag> {
+            settled.iter().filter(|(_, settle)| wanted.contains(settle)).map(|(tag, _)| *tag).collect()
+        };
+        let rejected = tags(&[Settle::Reject]);
+        if !rejected.is_empty() {
+            self.kernel.faults.reach("consumer.before_reject", R::NAME);
+            subscription.reject(&rejected).await?;
+        }
+        if settled.iter().any(|(_, settle)| *settle == Settle::AckRetry) {
+            self.kernel.faults.reach("consumer.retry_written", R::NAME);
+        }
+        let acked = tags(&[Settle::Ack, Settle::AckRetry]);
+        if !acked.is_empty() {
+            subscription.ack(&acked).await?;
+        }
+        Ok(())
+    }
+}
+
+/// A batch, sorted by what the inbox says of each item.
+#[derive(Default)]
+struct Plan {
+    /// Items to run, with the inbox row they met if there was one.
+    run: Vec<(usize, Option<Met>)>,
+    repeats: Vec<usize>,
+    duplicates: Vec<Uuid>,
+    settled: Vec<(Tag, Settle)>,
+}
+
+impl Plan {
+    fn dismiss(&mut self, tag: Tag, event_id: Uuid) {
+        self.duplicates.push(event_id);
+        self.settled.push((tag, Settle::Ack));
+    }
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
+}

@@ -1,0 +1,323 @@
+//! The event envelope: what goes over the wire, and the gate that everything from the wire passes.
+//!
+//! An event's id is minted once, when its outbox row is written, and every copy carries it. The gate checks in
+//! order of cost: size, UTF-8, nesting, envelope, known type, payload. What fails is [`Unreadable`], with the
+//! reason code its dead letter will show. Nothing is guessed: a message without an id is refused, not given one.
+
+use std::borrow::Cow;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use sha2::{Digest, Sha256};
+use uuid::Uuid;
+
+use crate::clock::{Timestamp, mint_id};
+
+/// Deeper nesting than any of our payloads needs, well below what would trouble a parser.
+const DEPTH_MAX: usize = 64;
+/// Ids and names in an envelope; columns and logs must stay readable.
+const TEXT_CHARS_MAX: usize = 128;
+
+/// A fact, as producers write it and consumers read it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Event {
+    pub event_id: Uuid,
+    pub occurred_at: Timestamp,
+    pub aggregate_type: Cow<'static, str>,
+    pub aggregate_id: String,
+    /// The bare word, `placed`; see [`Event::routing_key`].
+    pub event_type: Cow<'static, str>,
+    pub group_id: String,
+    #[serde(default)]
+    pub subsidiary_id: Option<String>,
+    pub correlation_id: String,
+    #[serde(default)]
+    pub causation_id: Option<Uuid>,
+    pub payload: Box<RawValue>,
+}
+
+/// Who an event is about and what brought it about: everything of the envelope but the fact itself.
+#[derive(Debug, Clone)]
+pub struct Origin {
+    pub group_id: String,
+    pub subsidiary_id: Option<String>,
+    pub correlation_id: String,
+    pub causation_id: Option<Uuid>,
+}
+
+impl Event {
+    /// Mints a new fact. `key` is its routing key, as in `order.placed`.
+    pub fn new(
+        key: &'static str,
+        aggregate_id: String,
+        origin: Origin,
+        occurred_at: Timestamp,
+        payload: &impl Serialize,
+    ) -> Self {
+        let (aggregate_type, event_type) = key.split_once('.').expect("a routing key is aggregate.event");
+        Self {
+            event_id: mint_id(),
+            occurred_at,
+            aggregate_type: Cow::Borrowed(aggregate_type),
+            aggregate_id,
+            event_type: Cow::Borrowed(event_type),
+            group_id: origin.group_id,
+            subsidiary_id: origin.subsidiary_id,
+            correlation_id: origin.correlation_id,
+            causation_id: origin.causation_id,
+            payload: serde_json::value::to_raw_value(payload).expect("payloads are plain data with string keys"),
+        }
+    }
+
+    /// `order.placed`: the routing key, the AMQP type, and what the API shows as `event_type`.
+    pub fn routing_key(&self) -> String {
+        routing_key(&self.aggregate_type, &self.event_type)
+    }
+
+    pub fn to_body(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("an envelope is plain data with string keys")
+    }
+
+    /// The origin of an event that this one causes.
+    pub fn begets(&self) -> Origin {
+        Origin {
+            group_id: self.group_id.clone(),
+            subsidiary_id: self.subsidiary_id.clone(),
+            correlation_id: self.correlation_id.clone(),
+            causation_id: Some(self.event_id),
+        }
+    }
+}
+
+pub fn routing_key(aggregate_type: &str, event_type: &str) -> String {
+    let mut key = String::with_capacity(aggregate_type.len() + 1 + event_type.len());
+    key.push_str(aggregate_type);
+    key.push('.');
+    key.push_str(event_type);
+    key
+}
+
+/// Identifies a body: an id that comes back with another one is a reused id.
+pub type BodyHash = [u8; 32];
+
+pub fn hash_of(body: &[u8]) -> BodyHash {
+    Sha256::digest(body).into()
+}
+
+/// An event that passed the gate, with its payload decoded to what its consumer works on.
+#[derive(Debug)]
+pub struct Message<F> {
+    pub event: Event,
+    pub key: String,
+    pub fact: F,
+    pub body: Bytes,
+    pub body_hash: BodyHash,
+}
+
+/// Why a message cannot be read. The code is stable and shown to people; the error says it in words.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{error}")]
+pub struct Unreadable {
+    pub code: &'static str,
+    pub error: String,
+}
+
+impl Unreadable {
+    fn new(code: &'static str, error: impl Into<String>) -> Self {
+        Self { code, error: error.into() }
+    }
+}
+
+/// What the transport said about a message beside its body.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Label<'a> {
+    pub message_id: Option<&'a str>,
+    pub header_event_id: Option<&'a str>,
+}
+
+/// Reads the envelope: everything but the payload, which only its consumer can decode.
+pub fn read_envelope(body: &[u8], label: Label<'_>, bytes_max: usize) -> Result<Event, Unreadable> {
+    if body.len() > bytes_max {
+        return Err(Unreadable::new("too-large", format!("{} bytes; the limit is {bytes_max}", body.len())));
+    }
+    let text = std::str::from_utf8(body)
+        .map_err(|error| Unreadable::new("not-utf8", format!("not UTF-8 at byte {}", error.valid_up_to())))?;
+    if nests_deeper_than(body, DEPTH_MAX) {
+        return Err(Unreadable::new("too-deep", format!("nested deeper than {DEPTH_MAX}")));
+    }
+    let event: Event = serde_json::from_str(text).map_err(|error| unreadable_envelope(text, &error))?;
+    check_text(&event)?;
+    check_label(&event, label)?;
+    Ok(event)
+}
+
+/// The whole gate, for a consumer that knows `keys` and decodes payloads with `decode`.
+pub fn read<F>(
+    body: Bytes,
+    label: Label<'_>,
+    bytes_max: usize,
+    keys: &[&str],
+    decode: impl Fn(&str, &RawValue) -> Result<F, serde_json::Error>,
+) -> Result<Message<F>, Unreadable> {
+    let event = read_envelope(&body, label, bytes_max)?;
+    let key = event.routing_key();
+    if !keys.contains(&key.as_str()) {
+        return Err(Unreadable::new("unknown-type", format!("{key} is none of {}", keys.join(", "))));
+    }
+    let fact = decode(&key, &event.payload)
+        .map_err(|error| Unreadable::new("schema", format!("payload of {key}: {error}")))?;
+    let body_hash = hash_of(&body);
+    Ok(Message { event, key, fact, body, body_hash })
+}
+
+/// Tells apart what is no JSON, what has no usable id, and what is JSON of another shape.
+fn unreadable_envelope(text: &str, error: &serde_json::Error) -> Unreadable {
+    match serde_json::from_str::<serde_json::Value>(text) {
+        Err(error) => Unreadable::new("not-json", error.to_string()),
+        Ok(value) if value.is_object() && value.get("event_id").is_none_or(serde_json::Value::is_null) => {
+            Unreadable::new("no-id", "the envelope has no event_id")
+        }
+        Ok(_) => Unreadable::new("schema", format!("envelope: {error}")),
+    }
+}
+
+fn check_text(event: &Event) -> Result<(), Unreadable> {
+    let fields = [
+        ("aggregate_type", Some(&*event.aggregate_type)),
+        ("aggregate_id", Some(event.aggregate_id.as_str())),
+        ("event_type", Some(&*event.event_type)),
+        ("group_id", Some(event.group_id.as_str())),
+        ("subsidiary_id", event.subsidiary_id.as_deref()),
+        ("correlation_id", Some(event.correlation_id.as_str())),
+    ];
+    for (name, text) in fields {
+        if let Some(text) = text
+            && !is_plain_text(text, TEXT_CHARS_MAX)
+        {
+            let rule = format!("{name} must be 1 to {TEXT_CHARS_MAX} characters without control characters");
+            return Err(Unreadable::new("schema", rule));
+        }
+    }
+    Ok(())
+}
+
+/// The body's id rules; a label may leave it out but must not contradict it.
+fn check_label(event: &Event, label: Label<'_>) -> Result<(), Unreadable> {
+    for (name, id) in [("message_id", label.message_id), ("x-event-id", label.header_event_id)] {
+        if let Some(id) = id
+            && Uuid::parse_str(id).ok() != Some(event.event_id)
+        {
+            let error = format!("{name} {id:?} is not the envelope's event_id {}", event.event_id);
+            return Err(Unreadable::new("id-mismatch", error));
+        }
+    }
+    Ok(())
+}
+
+/// Text that can stand in a column, a header and a log line as it is.
+pub fn is_plain_text(text: &str, chars_max: usize) -> bool {
+    !text.is_empty() && text.chars().count() <= chars_max && !text.chars().any(char::is_control)
+}
+
+/// Counts brackets outside strings; says nothing on whether the JSON is well formed.
+fn nests_deeper_than(json: &[u8], depth_max: usize) -> bool {
+    let (mut depth, mut in_string, mut escaped) = (0usize, false, false);
+    for &byte in json {
+        if in_string {
+            match byte {
+                _ if escaped => escaped = false,
+                b'\\' => escaped = true,
+                b'"' => in_string = false,
+                _ => {}
+            }
+            continue;
+        }
+        match byte {
+            b'"' => in_string = true,
+            b'{' | b'[' => {
+                depth += 1;
+                if depth > depth_max {
+                    return true;
+                }
+            }
+            b'}' | b']' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: usize = 4096;
+
+    fn sample() -> Event {
+        let origin =
+            Origin { group_id: "g".into(), subsidiary_id: None, correlation_id: "c".into(), causation_id: None };
+        Event::new("order.placed", "a".into(), origin, Timestamp::from_millis(0), &serde_json::json!({"n": 1}))
+    }
+
+    fn code(body: &[u8]) -> &'static str {
+        code_labelled(body, Label::default())
+    }
+
+    fn code_labelled(body: &[u8], label: Label<'_>) -> &'static str {
+        let decode = |_: &str, payload: &RawValue| serde_json::from_str::<serde_json::Value>(payload.get());
+        match read(Bytes::copy_from_slice(body), label, LIMIT, &["order.placed"], decode) {
+            Ok(_) => "ok",
+            Err(unreadable) => unreadable.code,
+        }
+    }
+
+    fn changed(change: impl Fn(&mut serde_json::Value)) -> Vec<u8> {
+        let mut value: serde_json::Value = serde_json::from_slice(&sample().to_body()).unwrap();
+        change(&mut value);
+        serde_json::to_vec(&value).unwrap()
+    }
+
+    #[test]
+    fn an_envelope_reads_back_as_it_was_written() {
+        let event = sample();
+        let read = read_envelope(&event.to_body(), Label::default(), LIMIT).unwrap();
+        assert_eq!(read.event_id, event.event_id);
+        assert_eq!(read.routing_key(), "order.placed");
+        assert_eq!(read.payload.get(), r#"{"n":1}"#);
+    }
+
+    #[test]
+    fn each_kind_of_poison_has_its_own_reason() {
+        assert_eq!(code(&sample().to_body()), "ok");
+        assert_eq!(code(&vec![b' '; LIMIT + 1]), "too-large");
+        assert_eq!(code(b"\xff\xfe"), "not-utf8");
+        assert_eq!(code(b""), "not-json");
+        assert_eq!(code(b"{\"event_id\":"), "not-json");
+        assert_eq!(code(b"\xef\xbb\xbf{}"), "not-json");
+        assert_eq!(code("[".repeat(1000).as_bytes()), "too-deep");
+        assert_eq!(code(b"{}"), "no-id");
+        assert_eq!(code(b"[1]"), "schema");
+        assert_eq!(code(&changed(|v| v["event_id"] = "nonsense".into())), "schema");
+        assert_eq!(code(&changed(|v| v["event_type"] = "vanished".into())), "unknown-type");
+        assert_eq!(code(&changed(|v| v["group_id"] = "a\u{0}b".into())), "schema");
+        assert_eq!(code(&changed(|v| v["correlation_id"] = "".into())), "schema");
+    }
+
+    #[test]
+    fn the_bodys_id_rules_and_a_label_must_not_contradict_it() {
+        let event = sample();
+        let (body, id) = (event.to_body(), event.event_id.to_string());
+        let other = mint_id().to_string();
+        let label = |message_id, header_event_id| Label { message_id, header_event_id };
+        assert_eq!(code_labelled(&body, label(Some(&id), Some(&id))), "ok");
+        assert_eq!(code_labelled(&body, label(Some(&other), None)), "id-mismatch");
+        assert_eq!(code_labelled(&body, label(None, Some("nonsense"))), "id-mismatch");
+    }
+
+    #[test]
+    fn brackets_inside_strings_do_not_nest() {
+        assert!(!nests_deeper_than(br#""[[[[\"[[[[""#, 1));
+        assert!(nests_deeper_than(b"[[", 1));
+    }
+}

@@ -1,0 +1,327 @@
+//! The inbox: which events a consumer has dealt with, one row per (consumer, event).
+//!
+//! It is written in the transaction of the effect it vouches for. A new event is inserted as `processed`
+//! outright: if its effects do not commit, neither does the row, so the common case costs one statement. Whatever
+//! else a delivery may meet is decided by [`decide`], a pure function over the state it met.
+
+mod pg;
+mod sqlite;
+
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use super::event::{BodyHash, Event, Message};
+use crate::clock::Timestamp;
+use crate::db::{Filter, Tx, dialects, fetch_page};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    Processing,
+    Processed,
+    Waiting,
+    Retrying,
+    Dead,
+}
+
+impl State {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Processing => "processing",
+            Self::Processed => "processed",
+            Self::Waiting => "waiting",
+            Self::Retrying => "retrying",
+            Self::Dead => "dead",
+        }
+    }
+
+    fn from_column(text: &str) -> sqlx::Result<Self> {
+        [Self::Processing, Self::Processed, Self::Waiting, Self::Retrying, Self::Dead]
+            .into_iter()
+            .find(|state| state.as_str() == text)
+            .ok_or_else(|| sqlx::Error::Decode(format!("unknown inbox state {text:?}").into()))
+    }
+}
+
+/// Where a consumer's effects happen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effect {
+    /// In the transaction of the inbox row.
+    Inside,
+    /// At somebody else's, under a lease.
+    Outside,
+}
+
+/// A row that a delivery met, locked for the rest of the transaction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Met {
+    pub state: State,
+    pub attempts: i32,
+    pub unfinished_runs: i32,
+    pub body_hash: BodyHash,
+    /// `processing`: the lease has run out. `retrying`: the retry is due.
+    pub due: bool,
+}
+
+/// What to do with a delivery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    Run,
+    /// An outside effect whose worker's lease ran out: run it under the next version.
+    TakeOver,
+    /// An outside effect that is running elsewhere: look again when its lease ends; counts as no attempt.
+    Later,
+    /// Count it as a duplicate and acknowledge.
+    Dismiss,
+    /// Already given up on: reject it again, which files nothing new.
+    RejectAgain,
+    /// Another body under a known id: the first wins, this one is put aside.
+    Quarantine,
+}
+
+/// The state table: what a delivery does, by the row it meets.
+pub fn decide(met: Option<&Met>, body_hash: &BodyHash, effect: Effect) -> Action {
+    let Some(met) = met else { return Action::Run };
+    if met.body_hash != *body_hash {
+        return Action::Quarantine;
+    }
+    match (met.state, effect) {
+        (State::Processed | State::Waiting, _) => Action::Dismiss,
+        (State::Retrying, _) if met.due => Action::Run,
+        (State::Retrying, _) => Action::Dismiss,
+        (State::Dead, _) => Action::RejectAgain,
+        (State::Processing, Effect::Inside) => Action::Run,
+        (State::Processing, Effect::Outside) if met.due => Action::TakeOver,
+        (State::Processing, Effect::Outside) => Action::Later,
+    }
+}
+
+/// What is written about one event.
+#[derive(Debug, Clone)]
+pub struct Arrival<'a> {
+    pub event: &'a Event,
+    pub key: &'a str,
+    pub body_hash: &'a BodyHash,
+}
+
+impl<'a, F> From<&'a Message<F>> for Arrival<'a> {
+    fn from(message: &'a Message<F>) -> Self {
+        Self { event: &message.event, key: &message.key, body_hash: &message.body_hash }
+    }
+}
+
+/// A change to a row that is not simply `processed` at first sight.
+#[derive(Debug, Clone)]
+pub struct Mark {
+    pub event_id: Uuid,
+    pub state: State,
+    pub attempts: i32,
+    /// `retrying`: how long until the retry is due.
+    pub due_in: Option<Duration>,
+    pub reason: Option<String>,
+    pub last_error: Option<String>,
+}
+
+dialects! {
+    /// Inserts arrivals as processed and returns the ids that were new. Ids must be distinct and in order.
+    pub async fn insert_new(consumer: &str, arrivals: &[Arrival<'_>], now: Timestamp) -> Vec<Uuid>;
+    /// Locks and returns the rows of `ids`, in the order of their ids.
+    pub async fn meet(consumer: &str, ids: &[Uuid], now: Timestamp) -> Vec<(Uuid, Met)>;
+    pub async fn mark_many(consumer: &str, marks: &[Mark], now: Timestamp) -> ();
+    /// Adds to the duplicate counts: one per id given, so an id seen twice counts twice.
+    pub async fn count_duplicates(consumer: &str, ids: &[Uuid]) -> ();
+}
+
+/// Records that a run starts, before it does, for a message that may kill the process.
+pub async fn record_run(tx: &mut Tx, consumer: &str, arrival: &Arrival<'_>) -> sqlx::Result<()> {
+    let now = tx.now();
+    crate::on!(tx, c => {
+        sqlx::query(
+            "INSERT INTO messaging_inbox (consumer, event_id, state, attempts, unfinished_runs, started_at,
+                 event_type, aggregate_id, correlation_id, group_id, body_hash)
+             VALUES ($1, $2, 'processing', 0, 1, $3, $4, $5, $6, $7, $8)
+             ON CONFLICT (consumer, event_id) DO UPDATE SET state = 'processing', started_at = $3,
+                 finished_at = NULL, unfinished_runs = messaging_inbox.unfinished_runs + 1",
+        )
+        .bind(consumer)
+        .bind(arrival.event.event_id)
+        .bind(now)
+        .bind(arrival.key)
+        .bind(&arrival.event.aggregate_id)
+        .bind(&arrival.event.correlation_id)
+        .bind(&arrival.event.group_id)
+        .bind(arrival.body_hash.as_slice())
+        .execute(c)
+        .await
+        .map(drop)
+    })
+}
+
+/// Moves a dead row to `retrying`, due at once, with its attempts forgotten; only a redrive does this.
+/// Returns the state the row was in, or `None` if there is no row.
+pub async fn revive(tx: &mut Tx, consumer: &str, event_id: Uuid) -> sqlx::Result<Option<State>> {
+    let now = tx.now();
+    let Some((_, met)) = meet(tx, consumer, &[event_id], now).await?.pop() else { return Ok(None) };
+    if met.state == State::Dead {
+        let mark = Mark {
+            event_id,
+            state: State::Retrying,
+            attempts: 0,
+            due_in: Some(Duration::ZERO),
+            reason: None,
+            last_error: None,
+        };
+        mark_many(tx, consumer, &[mark], now).await?;
+    }
+    Ok(Some(met.state))
+}
+
+/// A verdict as the dead-letter office needs it.
+#[derive(Debug, Clone)]
+pub struct Verdict {
+    pub state: State,
+    pub attempts: i32,
+    pub body_hash: BodyHash,
+    pub reason: Option<String>,
+    pub last_error: Option<String>,
+}
+
+pub async fn find_verdict(tx: &mut Tx, consumer: &str, event_id: Uuid) -> sqlx::Result<Option<Verdict>> {
+    let row: Option<(String, i32, Vec<u8>, Option<String>, Option<String>)> = crate::on!(tx, c => {
+        sqlx::query_as(
+            "SELECT state, attempts, body_hash, reason, last_error FROM messaging_inbox
+             WHERE consumer = $1 AND event_id = $2",
+        )
+        .bind(consumer)
+        .bind(event_id)
+        .fetch_optional(c)
+        .await
+    })?;
+    row.map(|(state, attempts, body_hash, reason, last_error)| {
+        let (state, body_hash) = (State::from_column(&state)?, hash_from_column(&body_hash)?);
+        Ok(Verdict { state, attempts, body_hash, reason, last_error })
+    })
+    .transpose()
+}
+
+fn hash_from_column(bytes: &[u8]) -> sqlx::Result<BodyHash> {
+    bytes.try_into().map_err(|_| sqlx::Error::Decode("a body hash must have 32 bytes".into()))
+}
+
+/// A row as operators see it.
+#[derive(Debug, Clone, serde::Serialize, utoipa::ToSchema)]
+pub struct InboxRow {
+    #[schema(example = "inventory")]
+    pub consumer: String,
+    pub event_id: Uuid,
+    #[schema(example = "order.placed")]
+    pub event_type: String,
+    #[schema(example = "processed")]
+    pub state: String,
+    pub attempts: i32,
+    /// How many further deliveries of this event were dismissed.
+    pub duplicates: i32,
+    pub started_at: Timestamp,
+    pub finished_at: Option<Timestamp>,
+    pub correlation_id: String,
+    pub last_error: Option<String>,
+}
+
+type Columns = (String, Uuid, String, String, i32, i32, Timestamp, Option<Timestamp>, String, Option<String>);
+
+const SELECT_ROWS: &str = "SELECT consumer, event_id, event_type, state, attempts, duplicates, started_at, \
+     finished_at, correlation_id, last_error FROM messaging_inbox";
+
+impl From<Columns> for InboxRow {
+    fn from(columns: Columns) -> Self {
+        let (consumer, event_id, event_type, state, attempts, ..) = columns;
+        let (.., duplicates, started_at, finished_at, correlation_id, last_error) = columns;
+        Self {
+            consumer,
+            event_id,
+            event_type,
+            state,
+            attempts,
+            duplicates,
+            started_at,
+            finished_at,
+            correlation_id,
+            last_error,
+        }
+    }
+}
+
+/// Which rows to list; every field narrows.
+#[derive(Debug, Default, Clone)]
+pub struct Query {
+    pub group_id: Option<String>,
+    pub consumer: Option<String>,
+    pub state: Option<String>,
+    pub event_id: Option<Uuid>,
+    pub duplicates_min: Option<i64>,
+    pub before: Option<(String, Uuid)>,
+    pub limit: i64,
+}
+
+/// By consumer, and within each the newest events first: the order of the primary key, read backwards.
+pub async fn list(tx: &mut Tx, query: Query) -> sqlx::Result<Vec<InboxRow>> {
+    let mut filter = Filter::new(SELECT_ROWS)
+        .and_some("group_id = ?", query.group_id)
+        .and_some("consumer = ?", query.consumer)
+        .and_some("state = ?", query.state)
+        .and_some("event_id = ?", query.event_id)
+        .and_some("duplicates >= ?", query.duplicates_min);
+    if let Some((consumer, event_id)) = query.before {
+        filter = filter.and("(consumer, event_id) < (?, ?)", [consumer.into(), event_id.into()]);
+    }
+    let filter = filter.page("consumer DESC, event_id DESC", query.limit);
+    Ok(fetch_page!(tx, filter, Columns)?.into_iter().map(InboxRow::from).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BODY: BodyHash = [1; 32];
+    const OTHER: BodyHash = [2; 32];
+
+    fn met(state: State, due: bool) -> Met {
+        Met { state, attempts: 1, unfinished_runs: 0, body_hash: BODY, due }
+    }
+
+    #[test]
+    fn an_unknown_event_runs() {
+        assert_eq!(decide(None, &BODY, Effect::Inside), Action::Run);
+        assert_eq!(decide(None, &BODY, Effect::Outside), Action::Run);
+    }
+
+    #[test]
+    fn each_state_has_its_action() {
+        use Effect::{Inside, Outside};
+        use State::{Dead, Processed, Processing, Retrying, Waiting};
+        let table = [
+            (Processed, false, Inside, Action::Dismiss),
+            (Waiting, false, Inside, Action::Dismiss),
+            (Retrying, true, Inside, Action::Run),
+            (Retrying, false, Inside, Action::Dismiss),
+            (Dead, false, Inside, Action::RejectAgain),
+            (Processing, false, Inside, Action::Run),
+            (Processing, true, Inside, Action::Run),
+            (Processing, true, Outside, Action::TakeOver),
+            (Processing, false, Outside, Action::Later),
+            (Processed, false, Outside, Action::Dismiss),
+            (Retrying, true, Outside, Action::Run),
+            (Dead, false, Outside, Action::RejectAgain),
+        ];
+        for (state, due, effect, action) in table {
+            assert_eq!(decide(Some(&met(state, due)), &BODY, effect), action, "{state:?} {due} {effect:?}");
+        }
+    }
+
+    #[test]
+    fn another_body_under_a_known_id_is_put_aside_in_every_state() {
+        for state in [State::Processing, State::Processed, State::Waiting, State::Retrying, State::Dead] {
+            assert_eq!(decide(Some(&met(state, true)), &OTHER, Effect::Inside), Action::Quarantine, "{state:?}");
+        }
+    }
+}

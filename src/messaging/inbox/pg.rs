@@ -1,0 +1,94 @@
+//! Postgres: a concurrent insert of the same id makes the second wait for the first's commit, then see it.
+
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use super::{Arrival, Mark, Met, State, hash_from_column};
+use crate::clock::{Timestamp, millis};
+
+pub async fn insert_new(
+    c: &mut PgConnection,
+    consumer: &str,
+    arrivals: &[Arrival<'_>],
+    now: Timestamp,
+) -> sqlx::Result<Vec<Uuid>> {
+    let text = |of: fn(&Arrival<'_>) -> String| arrivals.iter().map(of).collect::<Vec<String>>();
+    sqlx::query_scalar(
+        "INSERT INTO messaging_inbox (consumer, event_id, state, attempts, started_at, finished_at, event_type,
+             aggregate_id, correlation_id, group_id, body_hash)
+         SELECT $1, event_id, 'processed', 1, $2, $2, event_type, aggregate_id, correlation_id, group_id, body_hash
+         FROM UNNEST($3::uuid[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bytea[])
+             AS row(event_id, event_type, aggregate_id, correlation_id, group_id, body_hash)
+         ON CONFLICT DO NOTHING RETURNING event_id",
+    )
+    .bind(consumer)
+    .bind(now)
+    .bind(arrivals.iter().map(|arrival| arrival.event.event_id).collect::<Vec<_>>())
+    .bind(arrivals.iter().map(|arrival| arrival.key).collect::<Vec<_>>())
+    .bind(text(|arrival| arrival.event.aggregate_id.clone()))
+    .bind(text(|arrival| arrival.event.correlation_id.clone()))
+    .bind(text(|arrival| arrival.event.group_id.clone()))
+    .bind(arrivals.iter().map(|arrival| arrival.body_hash.as_slice()).collect::<Vec<_>>())
+    .fetch_all(c)
+    .await
+}
+
+pub async fn meet(
+    c: &mut PgConnection,
+    consumer: &str,
+    ids: &[Uuid],
+    _now: Timestamp,
+) -> sqlx::Result<Vec<(Uuid, Met)>> {
+    // clock_timestamp, not now(): this transaction may have waited for the one that wrote the row.
+    let rows: Vec<(Uuid, String, i32, i32, Vec<u8>, bool)> = sqlx::query_as(
+        "SELECT event_id, state, attempts, unfinished_runs, body_hash,
+             COALESCE(lease_until <= clock_timestamp(), true)
+         FROM messaging_inbox WHERE consumer = $1 AND event_id = ANY($2) ORDER BY event_id FOR UPDATE",
+    )
+    .bind(consumer)
+    .bind(ids)
+    .fetch_all(c)
+    .await?;
+    rows.into_iter()
+        .map(|(event_id, state, attempts, unfinished_runs, body_hash, due)| {
+            let (state, body_hash) = (State::from_column(&state)?, hash_from_column(&body_hash)?);
+            Ok((event_id, Met { state, attempts, unfinished_runs, body_hash, due }))
+        })
+        .collect()
+}
+
+pub async fn mark_many(c: &mut PgConnection, consumer: &str, marks: &[Mark], now: Timestamp) -> sqlx::Result<()> {
+    sqlx::query(
+        "UPDATE messaging_inbox i SET state = m.state, attempts = m.attempts, unfinished_runs = 0,
+             lease_until = now() + m.due_in_ms * interval '1 ms', lock_token = NULL,
+             reason = m.reason, last_error = m.last_error,
+             finished_at = CASE WHEN m.state IN ('processed', 'dead') THEN $3 END
+         FROM UNNEST($2::uuid[], $4::text[], $5::int[], $6::bigint[], $7::text[], $8::text[])
+             AS m(event_id, state, attempts, due_in_ms, reason, last_error)
+         WHERE i.consumer = $1 AND i.event_id = m.event_id",
+    )
+    .bind(consumer)
+    .bind(marks.iter().map(|mark| mark.event_id).collect::<Vec<_>>())
+    .bind(now)
+    .bind(marks.iter().map(|mark| mark.state.as_str()).collect::<Vec<_>>())
+    .bind(marks.iter().map(|mark| mark.attempts).collect::<Vec<_>>())
+    .bind(marks.iter().map(|mark| mark.due_in.map(millis)).collect::<Vec<_>>())
+    .bind(marks.iter().map(|mark| mark.reason.as_deref()).collect::<Vec<_>>())
+    .bind(marks.iter().map(|mark| mark.last_error.as_deref()).collect::<Vec<_>>())
+    .execute(c)
+    .await
+    .map(drop)
+}
+
+pub async fn count_duplicates(c: &mut PgConnection, consumer: &str, ids: &[Uuid]) -> sqlx::Result<()> {
+    sqlx::query(
+        "UPDATE messaging_inbox i SET duplicates = duplicates + d.seen
+         FROM (SELECT id, count(*) AS seen FROM UNNEST($2::uuid[]) AS id GROUP BY id) d
+         WHERE i.consumer = $1 AND i.event_id = d.id",
+    )
+    .bind(consumer)
+    .bind(ids)
+    .execute(c)
+    .await
+    .map(drop)
+}

@@ -1,0 +1,105 @@
+//! SQLite: the writer's BEGIN IMMEDIATE is the lock on every row, so nothing needs FOR UPDATE.
+
+use sqlx::SqliteConnection;
+use sqlx::types::Json;
+use uuid::Uuid;
+
+use super::{Arrival, Mark, Met, State, hash_from_column};
+use crate::clock::Timestamp;
+
+pub async fn insert_new(
+    c: &mut SqliteConnection,
+    consumer: &str,
+    arrivals: &[Arrival<'_>],
+    now: Timestamp,
+) -> sqlx::Result<Vec<Uuid>> {
+    let mut hashes = Vec::with_capacity(arrivals.len() * 32);
+    let rows: Vec<_> = arrivals
+        .iter()
+        .map(|arrival| {
+            hashes.extend_from_slice(arrival.body_hash);
+            let event = arrival.event;
+            (event.event_id.simple(), arrival.key, &event.aggregate_id, &event.correlation_id, &event.group_id)
+        })
+        .collect();
+    sqlx::query_scalar(
+        // `WHERE true`: without it, ON CONFLICT would parse as a join condition
+        "INSERT INTO messaging_inbox (consumer, event_id, state, attempts, started_at, finished_at, event_type,
+             aggregate_id, correlation_id, group_id, body_hash)
+         SELECT $1, unhex(value ->> 0), 'processed', 1, $2, $2, value ->> 1, value ->> 2, value ->> 3, value ->> 4,
+             substr($4, key * 32 + 1, 32)
+         FROM json_each($3) WHERE true ON CONFLICT DO NOTHING RETURNING event_id",
+    )
+    .bind(consumer)
+    .bind(now)
+    .bind(Json(rows))
+    .bind(hashes)
+    .fetch_all(c)
+    .await
+}
+
+pub async fn meet(
+    c: &mut SqliteConnection,
+    consumer: &str,
+    ids: &[Uuid],
+    now: Timestamp,
+) -> sqlx::Result<Vec<(Uuid, Met)>> {
+    let rows: Vec<(Uuid, String, i32, i32, Vec<u8>, bool)> = sqlx::query_as(
+        "SELECT event_id, state, attempts, unfinished_runs, body_hash, COALESCE(lease_until <= $3, true)
+         FROM messaging_inbox
+         WHERE consumer = $1 AND event_id IN (SELECT unhex(value) FROM json_each($2)) ORDER BY event_id",
+    )
+    .bind(consumer)
+    .bind(Json(ids.iter().map(|id| id.simple()).collect::<Vec<_>>()))
+    .bind(now)
+    .fetch_all(c)
+    .await?;
+    rows.into_iter()
+        .map(|(event_id, state, attempts, unfinished_runs, body_hash, due)| {
+            let (state, body_hash) = (State::from_column(&state)?, hash_from_column(&body_hash)?);
+            Ok((event_id, Met { state, attempts, unfinished_runs, body_hash, due }))
+        })
+        .collect()
+}
+
+pub async fn mark_many(c: &mut SqliteConnection, consumer: &str, marks: &[Mark], now: Timestamp) -> sqlx::Result<()> {
+    let rows: Vec<_> = marks
+        .iter()
+        .map(|mark| {
+            (
+                mark.event_id.simple(),
+                mark.state.as_str(),
+                mark.attempts,
+                mark.due_in.map(|due_in| now.plus(due_in).millis()),
+                &mark.reason,
+                &mark.last_error,
+            )
+        })
+        .collect();
+    sqlx::query(
+        "UPDATE messaging_inbox SET state = m.value ->> 1, attempts = m.value ->> 2, unfinished_runs = 0,
+             lease_until = m.value ->> 3, lock_token = NULL, reason = m.value ->> 4, last_error = m.value ->> 5,
+             finished_at = CASE WHEN m.value ->> 1 IN ('processed', 'dead') THEN $3 END
+         FROM json_each($2) AS m
+         WHERE consumer = $1 AND event_id = unhex(m.value ->> 0)",
+    )
+    .bind(consumer)
+    .bind(Json(rows))
+    .bind(now)
+    .execute(c)
+    .await
+    .map(drop)
+}
+
+pub async fn count_duplicates(c: &mut SqliteConnection, consumer: &str, ids: &[Uuid]) -> sqlx::Result<()> {
+    sqlx::query(
+        "UPDATE messaging_inbox SET duplicates = duplicates + d.seen
+         FROM (SELECT unhex(value) AS event_id, count(*) AS seen FROM json_each($2) GROUP BY value) AS d
+         WHERE consumer = $1 AND messaging_inbox.event_id = d.event_id",
+    )
+    .bind(consumer)
+    .bind(Json(ids.iter().map(|id| id.simple()).collect::<Vec<_>>()))
+    .execute(c)
+    .await
+    .map(drop)
+}

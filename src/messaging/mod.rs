@@ -1,0 +1,149 @@
+//! The messaging kernel: events from one transaction to another, each effect exactly once.
+//!
+//! It knows no order and no HTTP. A module implements [`Reaction`]; the kernel does the rest:
+//!
+//! - [`outbox`] rows are written in the transaction that makes a fact true, and [`relay`] publishes them;
+//! - [`transport`] carries them at least once;
+//! - [`consumer`] hands batches to a reaction, with the [`inbox`] row and the effect in one commit, then acks;
+//! - what fails for now is retried through the outbox ([`retry`]); what fails for good is rejected to the
+//!   dead-letter queue, and [`office`] files it in SQL ([`dead_letters`]).
+//!
+//! Promises, and the tests in `tests/it` that hold them:
+//!
+//! | promise | test |
+//! |---|---|
+//! | a fact is published if and only if its transaction commits | `outbox::an_event_exists_only_if_its_transaction_commits` |
+//! | a late commit of an older row is not skipped | `outbox::a_row_committed_late_is_not_skipped` |
+//! | an event delivered again has no second effect | `consumers::a_duplicate_has_no_second_effect_and_is_counted` |
+//! | one bad event does not hold up its batch | `consumers::a_batch_that_fails_as_a_whole_is_halved_down_to_the_culprit` |
+//! | a crash at any named point loses and doubles nothing | `crashes::*` |
+//! | poison is filed with its bytes and reason | `consumers::poison_is_filed_verbatim_with_its_reason` |
+
+pub mod consumer;
+pub mod dead_letters;
+pub mod event;
+pub mod faults;
+pub mod health;
+pub mod inbox;
+pub mod office;
+pub mod outbox;
+pub mod pause;
+pub mod relay;
+pub mod retry;
+pub mod transport;
+
+use std::future::Future;
+use std::time::Duration;
+
+use serde_json::value::RawValue;
+
+pub use event::{Event, Message, Origin};
+use faults::Faults;
+use health::Health;
+use pause::Pauses;
+use retry::Backoff;
+use transport::Transport;
+
+use crate::db::{Db, Tx};
+
+/// A module's side of the kernel: what it takes from its queue and what it does about it.
+pub trait Reaction: Send + Sync + 'static {
+    /// The consumer's name, `inventory`; its queue is called after it.
+    const NAME: &'static str;
+    /// The routing keys its queue is bound to.
+    const KEYS: &'static [&'static str];
+    /// What payloads decode to.
+    type Fact: Send + Sync;
+
+    /// Reads a payload. Pure: the dead-letter office runs it again to say what was wrong.
+    fn decode(key: &str, payload: &RawValue) -> Result<Self::Fact, serde_json::Error>;
+
+    /// Handles a batch within `tx`: one outcome per event, in order. Decide in memory, then write in a few
+    /// statements. An `Err` is the database's and rolls the whole batch back; an outcome rolls nothing back, so
+    /// an event that is retried or rejected must have written nothing.
+    fn react(
+        &self,
+        tx: &mut Tx,
+        batch: &[&Message<Self::Fact>],
+    ) -> impl Future<Output = sqlx::Result<Vec<Outcome>>> + Send;
+
+    /// Told after the commit: the place to log and count, never to write.
+    fn committed(&self, _batch: &[&Message<Self::Fact>], _outcomes: &[Outcome]) {}
+}
+
+/// What became of one event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    Done,
+    /// Failed for now: run again later.
+    Retry {
+        error: String,
+    },
+    /// Failed for good: to the dead letters, under a stable reason code.
+    Reject {
+        reason: &'static str,
+        error: String,
+    },
+}
+
+impl Outcome {
+    pub fn retry(error: impl Into<String>) -> Self {
+        Self::Retry { error: error.into() }
+    }
+
+    /// A rule of the domain forbids it, now and for ever.
+    pub fn reject(error: impl Into<String>) -> Self {
+        Self::Reject { reason: "business-rule", error: error.into() }
+    }
+}
+
+/// What every loop of the kernel shares.
+#[derive(Clone)]
+pub struct Kernel {
+    pub db: Db,
+    pub transport: Transport,
+    pub pauses: Pauses,
+    pub health: Health,
+    pub faults: Faults,
+    pub tuning: Tuning,
+}
+
+/// The kernel's limits and intervals; each has its setting in `config.rs`.
+#[derive(Debug, Clone)]
+pub struct Tuning {
+    pub queue_prefix: String,
+    pub outbox_batch: u32,
+    pub outbox_poll: Duration,
+    pub outbox_backoff: Backoff,
+    /// How long a relay may take to publish what it claimed before another takes it over.
+    pub outbox_lease: Duration,
+    pub batch: usize,
+    pub poll: Duration,
+    pub retry: Backoff,
+    pub event_bytes_max: usize,
+}
+
+impl Tuning {
+    pub fn queue_name(&self, consumer: &str) -> String {
+        format!("{}.{consumer}", self.queue_prefix)
+    }
+}
+
+/// A pause that grows while something is away, so that no loop ever spins on an error.
+#[derive(Default)]
+pub(crate) struct Patience(u32);
+
+impl Patience {
+    const BASE: Duration = Duration::from_millis(100);
+    const CAP: Duration = Duration::from_secs(2);
+
+    pub fn renew(&mut self) {
+        self.0 = 0;
+    }
+
+    pub fn next_pause(&mut self) -> Duration {
+        let pause = Self::BASE.saturating_mul(2u32.saturating_pow(self.0.min(16))).min(Self::CAP);
+        self.0 += 1;
+        pause
+    }
+}

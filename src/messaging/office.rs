@@ -1,0 +1,166 @@
+//! The dead-letter office: takes what was rejected from the dead-letter queues and files it in SQL.
+//!
+//! It files any bytes: there is no inbox and no gate here, and it never rejects. What it cannot store stays in
+//! the dead-letter queue, and health says so. Why a letter died is asked in this order: the verdict in the
+//! consumer's inbox; another body under a processed id (`id-reused`); the consumer's own gate, run again; and if
+//! all of these are content, the broker gave up on it by itself (`broker-limit`).
+
+use futures_util::future::try_join_all;
+use tokio_util::sync::CancellationToken;
+
+use super::dead_letters::{self, NewLetter};
+use super::event::{self, Label, Unreadable};
+use super::health::{LoopState, Pulse};
+use super::inbox::{self, State};
+use super::transport::{Delivery, Subscription, Tag, TransportError, dlq_of};
+use super::{Kernel, Patience};
+use crate::db::Tx;
+
+pub const NAME: &str = "dead-letters";
+
+/// A consumer whose letters are filed here, with its gate.
+#[derive(Clone)]
+pub struct Sender {
+    pub consumer: &'static str,
+    pub check: fn(&Delivery, usize) -> Result<(), Unreadable>,
+}
+
+pub struct Office {
+    kernel: Kernel,
+    senders: Vec<Sender>,
+    pulse: Pulse,
+}
+
+impl Office {
+    pub fn new(kernel: Kernel, senders: Vec<Sender>) -> Self {
+        let pulse = kernel.health.register(NAME);
+        Self { kernel, senders, pulse }
+    }
+
+    /// Files until told to stop.
+    pub async fn run(self, stop: CancellationToken) {
+        let mut gate = self.kernel.pauses.gate(NAME);
+        let mut patience = Patience::default();
+        while !stop.is_cancelled() {
+            if gate.is_paused() {
+                self.pulse.set(LoopState::Paused);
+                tokio::select! { () = gate.until(false) => {} () = stop.cancelled() => {} }
+                continue;
+            }
+            let rest = CancellationToken::new();
+            let desks = try_join_all(self.senders.iter().map(|sender| self.serve(sender, &rest)));
+            tokio::pin!(desks);
+            let ended = tokio::select! {
+                ended = &mut desks => ended,
+                () = async { tokio::select! { () = gate.until(true) => {} () = stop.cancelled() => {} } } => {
+                    rest.cancel();
+                    desks.await
+                }
+            };
+            if let Err(error) = ended {
+                let pause = patience.next_pause();
+                tracing::warn!(%error, ?pause, "the dead-letter office cannot file just now and waits");
+                self.pulse.troubled(error.to_string());
+                tokio::select! { () = stop.cancelled() => {} () = tokio::time::sleep(pause) => {} }
+            }
+        }
+        self.pulse.set(LoopState::Stopped);
+    }
+
+    /// Works one dead-letter queue off until told to rest.
+    async fn serve(&self, sender: &Sender, rest: &CancellationToken) -> Result<(), TransportError> {
+        let queue = dlq_of(&self.kernel.tuning.queue_name(sender.consumer));
+        let mut subscription = self.kernel.transport.subscribe(&queue).await?;
+        loop {
+            tokio::select! {
+                biased;
+                () = rest.cancelled() => break,
+                () = subscription.ready(self.kernel.tuning.poll) => {}
+            }
+            self.try_once(sender, &mut subscription).await?;
+            self.pulse.running(self.kernel.db.clock().now());
+        }
+        subscription.close().await;
+        Ok(())
+    }
+
+    /// Files what is there; returns how many letters that was.
+    pub async fn try_once(&self, sender: &Sender, subscription: &mut Subscription) -> Result<usize, TransportError> {
+        let deliveries = subscription.take(self.kernel.tuning.batch).await?;
+        if deliveries.is_empty() {
+            return Ok(0);
+        }
+        let mut tx = self.kernel.db.begin().await?;
+        for delivery in &deliveries {
+            let letter = self.letter(&mut tx, sender, delivery).await?;
+            dead_letters::file(&mut tx, &letter).await?;
+        }
+        self.kernel.faults.reach("office.before_commit", NAME);
+        tx.commit().await?;
+        self.kernel.faults.reach("office.after_commit", NAME);
+        let tags: Vec<Tag> = deliveries.iter().map(|delivery| delivery.tag).collect();
+        subscription.ack(&tags).await?;
+        Ok(tags.len())
+    }
+
+    async fn letter(&self, tx: &mut Tx, sender: &Sender, delivery: &Delivery) -> sqlx::Result<NewLetter> {
+        let event = event::read_envelope(&delivery.body, Label::default(), usize::MAX).ok();
+        let delivery_key = delivery_key(delivery);
+        let mut letter = NewLetter {
+            queue: self.kernel.tuning.queue_name(sender.consumer),
+            consumer: sender.consumer.to_owned(),
+            message_id: delivery
+                .message_id
+                .as_deref()
+                .and_then(printable)
+                .or_else(|| event.as_ref().map(|event| event.event_id.to_string())),
+            event_type: event.as_ref().map(event::Event::routing_key).or_else(|| printable(&delivery.routing_key)),
+            correlation_id: event
+                .as_ref()
+                .map(|event| event.correlation_id.clone())
+                .or_else(|| delivery.correlation_id.as_deref().and_then(printable)),
+            group_id: event.as_ref().map(|event| event.group_id.clone()),
+            reason: String::new(),
+            error: String::new(),
+            attempts: 0,
+            headers: delivery.headers.clone().into(),
+            body: delivery.body.to_vec(),
+            x_death: delivery.x_death.clone(),
+            filing_key: delivery_key.clone(),
+            delivery_key,
+        };
+        if let Some(event) = &event
+            && let Some(verdict) = inbox::find_verdict(tx, sender.consumer, event.event_id).await?
+        {
+            letter.attempts = verdict.attempts;
+            if verdict.body_hash != event::hash_of(&delivery.body) {
+                letter.reason = "id-reused".to_owned();
+                letter.error = format!("event {} was first seen with another body; that one stands", event.event_id);
+                return Ok(letter);
+            }
+            if verdict.state == State::Dead {
+                letter.filing_key = event.event_id.to_string();
+                letter.reason = verdict.reason.unwrap_or_else(|| "business-rule".to_owned());
+                letter.error = verdict.last_error.unwrap_or_default();
+                return Ok(letter);
+            }
+        }
+        (letter.reason, letter.error) = match (sender.check)(delivery, self.kernel.tuning.event_bytes_max) {
+            Err(unreadable) => (unreadable.code.to_owned(), unreadable.error),
+            Ok(()) => ("broker-limit".to_owned(), "the broker gave up delivering it".to_owned()),
+        };
+        Ok(letter)
+    }
+}
+
+/// Names one rejected delivery for ever. In the table queue a message keeps its row id, so one that was rejected,
+/// redriven and rejected again is told apart by the time of its death.
+fn delivery_key(delivery: &Delivery) -> String {
+    let died_at = delivery.x_death.get(0).and_then(|death| death.get("time")).and_then(serde_json::Value::as_str);
+    format!("{} {}", delivery.tag.id, died_at.unwrap_or_default())
+}
+
+/// Text columns of Postgres take no NUL, and nothing foreign goes into one unchecked.
+fn printable(text: &str) -> Option<String> {
+    event::is_plain_text(text, 255).then(|| text.to_owned())
+}

@@ -1,0 +1,277 @@
+//! The outbox: events waiting to be published, written in the transaction that made them true.
+//!
+//! A row is claimed by its status, never by a cursor: a slow transaction may commit a lower id after a higher
+//! one has long gone out, and a cursor would skip it. Retries, redrives and replays are rows of their own that
+//! send the stored bytes unchanged.
+
+mod pg;
+mod sqlite;
+
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use super::event::{Event, routing_key};
+use crate::clock::{Timestamp, millis, mint_id};
+use crate::db::{Filter, Tx, dialects, fetch_page};
+
+/// The bell that rings when rows are due.
+pub const BELL: &str = "outbox";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Event,
+    Retry,
+    Redrive,
+    Replay,
+}
+
+impl Kind {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Event => "event",
+            Self::Retry => "retry",
+            Self::Redrive => "redrive",
+            Self::Replay => "replay",
+        }
+    }
+}
+
+/// A row to append.
+#[derive(Debug)]
+pub struct Entry {
+    pub id: Uuid,
+    pub event_id: Uuid,
+    pub kind: Kind,
+    pub group_id: String,
+    pub subsidiary_id: Option<String>,
+    pub aggregate_type: String,
+    pub aggregate_id: String,
+    pub event_type: String,
+    pub body: Vec<u8>,
+    /// Headers beside those every message has, as a JSON object.
+    pub headers: String,
+    pub delay: Duration,
+    pub correlation_id: String,
+    pub causation_id: Option<Uuid>,
+    /// Empty: to the exchange under the routing key; else straight to that queue.
+    pub target: String,
+}
+
+impl From<&Event> for Entry {
+    fn from(event: &Event) -> Self {
+        Self {
+            id: event.event_id,
+            event_id: event.event_id,
+            kind: Kind::Event,
+            group_id: event.group_id.clone(),
+            subsidiary_id: event.subsidiary_id.clone(),
+            aggregate_type: event.aggregate_type.clone().into_owned(),
+            aggregate_id: event.aggregate_id.clone(),
+            event_type: event.event_type.clone().into_owned(),
+            body: event.to_body(),
+            headers: "{}".to_owned(),
+            delay: Duration::ZERO,
+            correlation_id: event.correlation_id.clone(),
+            causation_id: event.causation_id,
+            target: String::new(),
+        }
+    }
+}
+
+impl Entry {
+    /// The same bytes once more, to one queue, after `delay`.
+    pub fn retry(event: &Event, body: &[u8], queue: &str, attempts: i32, delay: Duration) -> Self {
+        Self {
+            id: mint_id(),
+            kind: Kind::Retry,
+            body: body.to_vec(),
+            headers: serde_json::json!({ "x-attempts": attempts }).to_string(),
+            delay,
+            target: queue.to_owned(),
+            ..Self::from(event)
+        }
+    }
+}
+
+/// Adds facts to be published once this transaction commits.
+pub async fn append_events(tx: &mut Tx, events: &[Event]) -> sqlx::Result<()> {
+    let entries: Vec<Entry> = events.iter().map(Entry::from).collect();
+    append_many(tx, &entries).await
+}
+
+/// Adds rows, and has the relay woken when this transaction commits.
+pub async fn append_many(tx: &mut Tx, entries: &[Entry]) -> sqlx::Result<()> {
+    if entries.is_empty() {
+        return Ok(());
+    }
+    let now = tx.now();
+    insert_many(tx, entries, now).await?;
+    tx.ring_on_commit(BELL);
+    Ok(())
+}
+
+/// A row that a relay has claimed to publish over a broker.
+#[derive(Debug, Clone)]
+pub struct Claimed {
+    pub id: Uuid,
+    pub event_id: Uuid,
+    pub kind: String,
+    pub routing_key: String,
+    pub correlation_id: String,
+    pub headers: String,
+    pub body: Vec<u8>,
+    pub target: String,
+    pub attempts: i32,
+}
+
+/// What became of a claimed row.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Settlement {
+    Published(Uuid),
+    /// A verdict on the message: counted, and tried again after the delay; `None` gives up.
+    Failed {
+        id: Uuid,
+        retry_after: Option<Duration>,
+        error: String,
+    },
+    /// No verdict (the link broke): due again at once, nothing counted.
+    Released(Uuid),
+}
+
+dialects! {
+    async fn insert_many(entries: &[Entry], now: Timestamp) -> ();
+    /// Claims up to `limit` due rows for `claimed_by`, oldest due first; others skip them until the lease ends.
+    pub async fn claim_many(claimed_by: Uuid, limit: i64, lease: Duration, now: Timestamp) -> Vec<Claimed>;
+    /// Settles rows still claimed by `claimed_by`; a row that another relay has taken over is left to it.
+    pub async fn settle_many(claimed_by: Uuid, settlements: &[Settlement], now: Timestamp) -> ();
+    /// How many rows wait to go out, and since when the oldest that is due has been waiting.
+    pub async fn backlog(now: Timestamp) -> Backlog;
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Backlog {
+    pub pending: i64,
+    pub dead: i64,
+    pub oldest_due_ms: Option<i64>,
+}
+
+/// A row as operators see it: no body, so that a list stays light.
+#[derive(Debug, Clone, serde::Serialize, utoipa::ToSchema)]
+pub struct OutboxRow {
+    pub id: Uuid,
+    #[schema(example = "order.placed")]
+    pub event_type: String,
+    pub aggregate_type: String,
+    pub aggregate_id: String,
+    #[schema(example = "published")]
+    pub status: String,
+    pub attempts: i32,
+    pub available_at: Timestamp,
+    pub created_at: Timestamp,
+    pub published_at: Option<Timestamp>,
+    pub correlation_id: String,
+    /// Empty: to every queue bound to the event type; else the one queue it goes to.
+    pub target: String,
+    pub last_error: Option<String>,
+}
+
+type Columns = (
+    Uuid,
+    String,
+    String,
+    String,
+    String,
+    i32,
+    Timestamp,
+    Timestamp,
+    Option<Timestamp>,
+    String,
+    String,
+    Option<String>,
+);
+
+const SELECT_ROWS: &str = "SELECT id, event_type, aggregate_type, aggregate_id, status, attempts, available_at, \
+     created_at, published_at, correlation_id, target, last_error FROM messaging_outbox";
+
+impl From<Columns> for OutboxRow {
+    fn from(columns: Columns) -> Self {
+        let (id, event_type, aggregate_type, aggregate_id, status, attempts, ..) = columns;
+        let (.., available_at, created_at, published_at, correlation_id, target, last_error) = columns;
+        Self {
+            id,
+            event_type: routing_key(&aggregate_type, &event_type),
+            aggregate_type,
+            aggregate_id,
+            status,
+            attempts,
+            available_at,
+            created_at,
+            published_at,
+            correlation_id,
+            target,
+            last_error,
+        }
+    }
+}
+
+/// Which rows to list; every field narrows.
+#[derive(Debug, Default, Clone)]
+pub struct Query {
+    pub group_id: Option<String>,
+    pub status: Option<String>,
+    pub aggregate_type: Option<String>,
+    pub aggregate_id: Option<String>,
+    pub before: Option<Uuid>,
+    pub limit: i64,
+}
+
+/// Newest first.
+pub async fn list(tx: &mut Tx, query: Query) -> sqlx::Result<Vec<OutboxRow>> {
+    let filter = Filter::new(SELECT_ROWS)
+        .and_some("group_id = ?", query.group_id)
+        .and_some("status = ?", query.status)
+        .and_some("aggregate_type = ?", query.aggregate_type)
+        .and_some("aggregate_id = ?", query.aggregate_id)
+        .and_some("id < ?", query.before)
+        .page("id DESC", query.limit);
+    Ok(fetch_page!(tx, filter, Columns)?.into_iter().map(OutboxRow::from).collect())
+}
+
+pub async fn find(tx: &mut Tx, group_id: Option<String>, id: Uuid) -> sqlx::Result<Option<OutboxRow>> {
+    let filter = Filter::new(SELECT_ROWS).and_some("group_id = ?", group_id).and("id = ?", [id.into()]).page("id", 1);
+    Ok(fetch_page!(tx, filter, Columns)?.pop().map(OutboxRow::from))
+}
+
+/// Splits settlements into what the two update statements take.
+pub(super) struct Settled {
+    pub published: Vec<Uuid>,
+    pub released: Vec<Uuid>,
+    pub failed: Vec<Uuid>,
+    pub failed_delay_ms: Vec<Option<i64>>,
+    pub failed_errors: Vec<String>,
+}
+
+impl Settled {
+    fn sort(settlements: &[Settlement]) -> Self {
+        let mut sorted = Self {
+            published: Vec::new(),
+            released: Vec::new(),
+            failed: Vec::new(),
+            failed_delay_ms: Vec::new(),
+            failed_errors: Vec::new(),
+        };
+        for settlement in settlements {
+            match settlement {
+                Settlement::Published(id) => sorted.published.push(*id),
+                Settlement::Released(id) => sorted.released.push(*id),
+                Settlement::Failed { id, retry_after, error } => {
+                    sorted.failed.push(*id);
+                    sorted.failed_delay_ms.push(retry_after.map(millis));
+                    sorted.failed_errors.push(error.clone());
+                }
+            }
+        }
+        sorted
+    }
+}

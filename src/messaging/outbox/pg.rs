@@ -1,0 +1,137 @@
+//! Postgres: due times and leases are the database's own clock, so instances with skewed clocks agree.
+
+use std::time::Duration;
+
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use super::{Backlog, Claimed, Entry, Settled, Settlement};
+use crate::clock::{Timestamp, millis};
+
+pub async fn insert_many(c: &mut PgConnection, entries: &[Entry], now: Timestamp) -> sqlx::Result<()> {
+    let text = |of: fn(&Entry) -> &str| entries.iter().map(of).collect::<Vec<&str>>();
+    sqlx::query(
+        "INSERT INTO messaging_outbox (id, event_id, kind, group_id, subsidiary_id, aggregate_type, aggregate_id,
+             event_type, body, headers, status, available_at, created_at, correlation_id, causation_id, target)
+         SELECT id, event_id, kind, group_id, subsidiary_id, aggregate_type, aggregate_id, event_type, body,
+             headers, 'pending', now() + delay_ms * interval '1 ms', $14, correlation_id, causation_id, target
+         FROM UNNEST($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[],
+             $8::text[], $9::bytea[], $10::text[], $11::bigint[], $12::text[], $13::uuid[], $15::text[])
+             AS row(id, event_id, kind, group_id, subsidiary_id, aggregate_type, aggregate_id, event_type, body,
+                 headers, delay_ms, correlation_id, causation_id, target)",
+    )
+    .bind(entries.iter().map(|entry| entry.id).collect::<Vec<_>>())
+    .bind(entries.iter().map(|entry| entry.event_id).collect::<Vec<_>>())
+    .bind(text(|entry| entry.kind.as_str()))
+    .bind(text(|entry| &entry.group_id))
+    .bind(entries.iter().map(|entry| entry.subsidiary_id.as_deref()).collect::<Vec<_>>())
+    .bind(text(|entry| &entry.aggregate_type))
+    .bind(text(|entry| &entry.aggregate_id))
+    .bind(text(|entry| &entry.event_type))
+    .bind(entries.iter().map(|entry| entry.body.as_slice()).collect::<Vec<_>>())
+    .bind(text(|entry| &entry.headers))
+    .bind(entries.iter().map(|entry| millis(entry.delay)).collect::<Vec<_>>())
+    .bind(text(|entry| &entry.correlation_id))
+    .bind(entries.iter().map(|entry| entry.causation_id).collect::<Vec<_>>())
+    .bind(now)
+    .bind(text(|entry| &entry.target))
+    .execute(c)
+    .await
+    .map(drop)
+}
+
+pub async fn claim_many(
+    c: &mut PgConnection,
+    claimed_by: Uuid,
+    limit: i64,
+    lease: Duration,
+    _now: Timestamp,
+) -> sqlx::Result<Vec<Claimed>> {
+    let rows: Vec<(Uuid, Uuid, String, String, String, String, Vec<u8>, String, i32)> = sqlx::query_as(
+        "WITH due AS MATERIALIZED (
+             SELECT id FROM messaging_outbox
+             WHERE status IN ('pending', 'failed') AND available_at <= now()
+             ORDER BY available_at LIMIT $2 FOR UPDATE SKIP LOCKED)
+         UPDATE messaging_outbox o SET claimed_by = $1, available_at = now() + $3 * interval '1 ms'
+         FROM due WHERE o.id = due.id
+         RETURNING o.id, o.event_id, o.kind, o.aggregate_type || '.' || o.event_type, o.correlation_id,
+             o.headers, o.body, o.target, o.attempts",
+    )
+    .bind(claimed_by)
+    .bind(limit)
+    .bind(millis(lease))
+    .fetch_all(c)
+    .await?;
+    Ok(rows
+        .into_iter()
+        .map(|(id, event_id, kind, routing_key, correlation_id, headers, body, target, attempts)| Claimed {
+            id,
+            event_id,
+            kind,
+            routing_key,
+            correlation_id,
+            headers,
+            body,
+            target,
+            attempts,
+        })
+        .collect())
+}
+
+pub async fn settle_many(
+    c: &mut PgConnection,
+    claimed_by: Uuid,
+    settlements: &[Settlement],
+    now: Timestamp,
+) -> sqlx::Result<()> {
+    let settled = Settled::sort(settlements);
+    if !settled.published.is_empty() {
+        sqlx::query(
+            "UPDATE messaging_outbox SET status = 'published', published_at = $3, claimed_by = NULL, last_error = NULL
+             WHERE id = ANY($2) AND claimed_by = $1",
+        )
+        .bind(claimed_by)
+        .bind(settled.published)
+        .bind(now)
+        .execute(&mut *c)
+        .await?;
+    }
+    if !settled.released.is_empty() {
+        sqlx::query(
+            "UPDATE messaging_outbox SET available_at = now(), claimed_by = NULL
+             WHERE id = ANY($2) AND claimed_by = $1",
+        )
+        .bind(claimed_by)
+        .bind(settled.released)
+        .execute(&mut *c)
+        .await?;
+    }
+    if !settled.failed.is_empty() {
+        sqlx::query(
+            "UPDATE messaging_outbox o SET attempts = o.attempts + 1, last_error = f.error, claimed_by = NULL,
+                 status = CASE WHEN f.delay_ms IS NULL THEN 'dead' ELSE 'failed' END,
+                 available_at = now() + COALESCE(f.delay_ms, 0) * interval '1 ms'
+             FROM UNNEST($2::uuid[], $3::bigint[], $4::text[]) AS f(id, delay_ms, error)
+             WHERE o.id = f.id AND o.claimed_by = $1",
+        )
+        .bind(claimed_by)
+        .bind(settled.failed)
+        .bind(settled.failed_delay_ms)
+        .bind(settled.failed_errors)
+        .execute(c)
+        .await?;
+    }
+    Ok(())
+}
+
+pub async fn backlog(c: &mut PgConnection, _now: Timestamp) -> sqlx::Result<Backlog> {
+    let (pending, dead, oldest_due_ms) = sqlx::query_as(
+        "SELECT (SELECT count(*) FROM messaging_outbox WHERE status IN ('pending', 'failed')),
+                (SELECT count(*) FROM messaging_outbox WHERE status = 'dead'),
+                (SELECT CAST(extract(epoch FROM now() - min(available_at)) * 1000 AS bigint)
+                 FROM messaging_outbox WHERE status IN ('pending', 'failed') AND available_at <= now())",
+    )
+    .fetch_one(c)
+    .await?;
+    Ok(Backlog { pending, dead, oldest_due_ms })
+}

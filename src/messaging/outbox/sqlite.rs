@@ -1,0 +1,155 @@
+//! SQLite: one bind of JSON rows and one of all bodies end to end, so that a batch of any size is one constant
+//! statement and bodies travel as bytes. No SKIP LOCKED: there is a single writer.
+
+use std::time::Duration;
+
+use sqlx::SqliteConnection;
+use sqlx::types::Json;
+use uuid::Uuid;
+
+use super::{Backlog, Claimed, Entry, Settled, Settlement};
+use crate::clock::Timestamp;
+
+pub async fn insert_many(c: &mut SqliteConnection, entries: &[Entry], now: Timestamp) -> sqlx::Result<()> {
+    let mut bodies = Vec::with_capacity(entries.iter().map(|entry| entry.body.len()).sum());
+    let rows: Vec<_> = entries
+        .iter()
+        .map(|entry| {
+            let start = bodies.len() + 1; // substr counts from 1
+            bodies.extend_from_slice(&entry.body);
+            (
+                entry.id.simple(),
+                entry.event_id.simple(),
+                entry.kind.as_str(),
+                &entry.group_id,
+                &entry.subsidiary_id,
+                &entry.aggregate_type,
+                &entry.aggregate_id,
+                &entry.event_type,
+                (start, entry.body.len()),
+                &entry.headers,
+                now.plus(entry.delay).millis(),
+                &entry.correlation_id,
+                entry.causation_id.map(Uuid::simple),
+                &entry.target,
+            )
+        })
+        .collect();
+    sqlx::query(
+        "INSERT INTO messaging_outbox (id, event_id, kind, group_id, subsidiary_id, aggregate_type, aggregate_id,
+             event_type, body, headers, status, available_at, created_at, correlation_id, causation_id, target)
+         SELECT unhex(value ->> 0), unhex(value ->> 1), value ->> 2, value ->> 3, value ->> 4, value ->> 5,
+             value ->> 6, value ->> 7, substr($2, value ->> '$[8][0]', value ->> '$[8][1]'), value ->> 9,
+             'pending', value ->> 10, $3, value ->> 11, unhex(value ->> 12), value ->> 13
+         FROM json_each($1)",
+    )
+    .bind(Json(rows))
+    .bind(bodies)
+    .bind(now)
+    .execute(c)
+    .await
+    .map(drop)
+}
+
+pub async fn claim_many(
+    c: &mut SqliteConnection,
+    claimed_by: Uuid,
+    limit: i64,
+    lease: Duration,
+    now: Timestamp,
+) -> sqlx::Result<Vec<Claimed>> {
+    let rows: Vec<(Uuid, Uuid, String, String, String, String, Vec<u8>, String, i32)> = sqlx::query_as(
+        "UPDATE messaging_outbox SET claimed_by = $1, available_at = $3
+         WHERE seq IN (SELECT seq FROM messaging_outbox
+             WHERE status IN ('pending', 'failed') AND available_at <= $4 ORDER BY available_at LIMIT $2)
+         RETURNING id, event_id, kind, aggregate_type || '.' || event_type, correlation_id, headers, body, target,
+             attempts",
+    )
+    .bind(claimed_by)
+    .bind(limit)
+    .bind(now.plus(lease))
+    .bind(now)
+    .fetch_all(c)
+    .await?;
+    Ok(rows
+        .into_iter()
+        .map(|(id, event_id, kind, routing_key, correlation_id, headers, body, target, attempts)| Claimed {
+            id,
+            event_id,
+            kind,
+            routing_key,
+            correlation_id,
+            headers,
+            body,
+            target,
+            attempts,
+        })
+        .collect())
+}
+
+pub async fn settle_many(
+    c: &mut SqliteConnection,
+    claimed_by: Uuid,
+    settlements: &[Settlement],
+    now: Timestamp,
+) -> sqlx::Result<()> {
+    let settled = Settled::sort(settlements);
+    let hex = |ids: &[Uuid]| Json(ids.iter().map(|id| id.simple()).collect::<Vec<_>>());
+    if !settled.published.is_empty() {
+        sqlx::query(
+            "UPDATE messaging_outbox SET status = 'published', published_at = $3, claimed_by = NULL, last_error = NULL
+             WHERE id IN (SELECT unhex(value) FROM json_each($2)) AND claimed_by = $1",
+        )
+        .bind(claimed_by)
+        .bind(hex(&settled.published))
+        .bind(now)
+        .execute(&mut *c)
+        .await?;
+    }
+    if !settled.released.is_empty() {
+        sqlx::query(
+            "UPDATE messaging_outbox SET available_at = $3, claimed_by = NULL
+             WHERE id IN (SELECT unhex(value) FROM json_each($2)) AND claimed_by = $1",
+        )
+        .bind(claimed_by)
+        .bind(hex(&settled.released))
+        .bind(now)
+        .execute(&mut *c)
+        .await?;
+    }
+    if !settled.failed.is_empty() {
+        let rows: Vec<_> = settled
+            .failed
+            .iter()
+            .zip(&settled.failed_delay_ms)
+            .zip(&settled.failed_errors)
+            .map(|((id, delay_ms), error)| (id.simple(), delay_ms, error))
+            .collect();
+        sqlx::query(
+            "UPDATE messaging_outbox SET attempts = attempts + 1, last_error = f.value ->> 2, claimed_by = NULL,
+                 status = CASE WHEN f.value ->> 1 IS NULL THEN 'dead' ELSE 'failed' END,
+                 available_at = $3 + COALESCE(f.value ->> 1, 0)
+             FROM json_each($2) AS f
+             WHERE messaging_outbox.id = unhex(f.value ->> 0) AND claimed_by = $1",
+        )
+        .bind(claimed_by)
+        .bind(Json(rows))
+        .bind(now)
+        .execute(c)
+        .await?;
+    }
+    Ok(())
+}
+
+pub async fn backlog(c: &mut SqliteConnection, now: Timestamp) -> sqlx::Result<Backlog> {
+    let (pending, dead, oldest_due_ms) = sqlx::query_as(
+        "SELECT (SELECT count(*) FROM messaging_outbox WHERE status IN ('pending', 'failed')),
+                (SELECT count(*) FROM messaging_outbox WHERE status = 'dead'),
+                (SELECT $1 - min(available_at)
+                 FROM messaging_outbox WHERE status IN ('pending', 'failed') AND available_at <= $1)",
+    )
+    .bind(now)
+    .fetch_one(c)
+    .await?;
+    Ok(Backlog { pending, dead, oldest_due_ms })
+}

@@ -1,0 +1,103 @@
+//! Pausing: a row in the database, so that it holds for every instance and survives a restart.
+//!
+//! Each process re-reads the rows when the bell rings and once a second anyway; its loops watch the copy.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::db::{Db, Tx};
+
+pub const BELL: &str = "pauses";
+/// Other instances follow within two of these even if every wake-up is lost.
+const REREAD_EVERY: Duration = Duration::from_secs(1);
+
+#[derive(Clone)]
+pub struct Pauses {
+    db: Db,
+    names: watch::Sender<BTreeSet<String>>,
+}
+
+/// One loop's view of whether it is to rest.
+pub struct Gate {
+    name: &'static str,
+    names: watch::Receiver<BTreeSet<String>>,
+}
+
+impl Pauses {
+    pub async fn load(db: Db) -> sqlx::Result<Self> {
+        let names = read_names(&db).await?;
+        Ok(Self { db, names: watch::Sender::new(names) })
+    }
+
+    pub fn gate(&self, name: &'static str) -> Gate {
+        Gate { name, names: self.names.subscribe() }
+    }
+
+    pub fn is_paused(&self, name: &str) -> bool {
+        self.names.borrow().contains(name)
+    }
+
+    /// Follows the rows until cancelled. While the database is away, the last known rows stand.
+    pub async fn follow(self) {
+        let mut bell = self.db.wakes().bell(BELL);
+        loop {
+            tokio::select! {
+                () = bell.rung() => {}
+                () = tokio::time::sleep(REREAD_EVERY) => {}
+            }
+            self.reread().await;
+        }
+    }
+
+    /// Looks at the rows now.
+    pub async fn reread(&self) {
+        if let Ok(names) = read_names(&self.db).await {
+            self.names.send_if_modified(|known| {
+                let news = *known != names;
+                *known = names;
+                news
+            });
+        }
+    }
+}
+
+impl Gate {
+    pub fn is_paused(&self) -> bool {
+        self.names.borrow().contains(self.name)
+    }
+
+    /// Waits until this loop is (or is no longer) to rest.
+    pub async fn until(&mut self, paused: bool) {
+        let name = self.name;
+        if self.names.wait_for(|names| names.contains(name) == paused).await.is_err() {
+            std::future::pending::<()>().await; // nobody is left to change it: shutting down
+        }
+    }
+}
+
+pub async fn set(tx: &mut Tx, name: &str, paused: bool) -> sqlx::Result<()> {
+    let now = tx.now();
+    crate::on!(tx, c => {
+        if paused {
+            sqlx::query("INSERT INTO messaging_pauses (name, paused_at) VALUES ($1, $2) ON CONFLICT DO NOTHING")
+                .bind(name)
+                .bind(now)
+                .execute(c)
+                .await
+                .map(drop)
+        } else {
+            sqlx::query("DELETE FROM messaging_pauses WHERE name = $1").bind(name).execute(c).await.map(drop)
+        }
+    })?;
+    tx.ring_on_commit(BELL);
+    Ok(())
+}
+
+async fn read_names(db: &Db) -> sqlx::Result<BTreeSet<String>> {
+    let mut tx = db.read().await?;
+    let names: Vec<String> =
+        crate::on!(tx, c => sqlx::query_scalar("SELECT name FROM messaging_pauses").fetch_all(c).await)?;
+    Ok(names.into_iter().collect())
+}

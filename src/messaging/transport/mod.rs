@@ -1,0 +1,231 @@
+//! The transport port: how messages get from the outbox to the consumers.
+//!
+//! Every transport delivers at least once. It may repeat and reorder; it may not lose what it accepted, nor hand a
+//! message to two consumers while the first one's claim holds. An acknowledged message is gone, a rejected one
+//! moves to its queue's dead-letter queue, an abandoned one comes back. `tests/it/transports.rs` holds every
+//! implementation to this.
+
+pub mod memory;
+pub mod table;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde_json::Value;
+use uuid::Uuid;
+
+use super::outbox::Claimed;
+use crate::clock::Timestamp;
+
+/// Which queues there are and what flows into them.
+#[derive(Debug, Clone, Default)]
+pub struct Topology {
+    pub queues: Vec<Binding>,
+}
+
+/// A consumer's queue and the routing keys bound to it.
+#[derive(Debug, Clone)]
+pub struct Binding {
+    /// The short name, `inventory`.
+    pub consumer: &'static str,
+    /// The full name, `stockade.inventory`.
+    pub queue: String,
+    pub keys: &'static [&'static str],
+}
+
+/// The dead-letter queue of a queue.
+pub fn dlq_of(queue: &str) -> String {
+    format!("{queue}.dlq")
+}
+
+/// A message handed to a consumer, to be acknowledged or rejected by its tag.
+#[derive(Debug, Clone)]
+pub struct Delivery {
+    pub tag: Tag,
+    pub message_id: Option<String>,
+    pub routing_key: String,
+    pub correlation_id: Option<String>,
+    pub headers: serde_json::Map<String, Value>,
+    pub body: Bytes,
+    /// 1 at first; more means that an earlier delivery was not settled.
+    pub deliveries: u32,
+    /// The history of rejections, in RabbitMQ's shape; null for a message never rejected.
+    pub x_death: Value,
+}
+
+impl Delivery {
+    /// A header's value as text.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).and_then(Value::as_str)
+    }
+}
+
+/// Names one delivery. Good only on the subscription that handed it out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Tag {
+    pub id: i64,
+    pub token: Uuid,
+}
+
+/// A message put straight into a queue or under a routing key, whatever its bytes.
+#[derive(Debug, Clone)]
+pub struct RawMessage {
+    /// The full queue name, or empty to route by `routing_key`.
+    pub queue: String,
+    pub routing_key: String,
+    pub message_id: Option<String>,
+    pub correlation_id: Option<String>,
+    pub headers: serde_json::Map<String, Value>,
+    pub body: Bytes,
+}
+
+/// What the broker said of one published message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    Accepted,
+    /// The broker's word on this message: it counts as an attempt.
+    Refused(String),
+    /// No word: the link broke or stayed silent. Counts for nothing.
+    Unknown,
+}
+
+/// How full a queue is. `None` where the transport cannot know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Depth {
+    pub queue: String,
+    pub ready: i64,
+    pub in_flight: Option<i64>,
+    pub consumers: Option<i64>,
+    pub oldest_enqueued_at: Option<Timestamp>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum TransportError {
+    #[error("the queue's database: {0}")]
+    Database(#[from] sqlx::Error),
+    #[error("the broker: {0}")]
+    Broker(String),
+}
+
+/// The transports there are; a closed set, so an enum.
+#[derive(Clone)]
+pub enum Transport {
+    Table(table::TableQueue),
+    Memory(memory::MemoryBroker),
+}
+
+impl Transport {
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Table(_) => "embedded",
+            Self::Memory(_) => "memory",
+        }
+    }
+
+    pub async fn declare(&self, topology: &Topology) -> Result<(), TransportError> {
+        match self {
+            Self::Table(table) => table.declare(topology).await,
+            Self::Memory(memory) => memory.declare(topology),
+        }
+    }
+
+    /// Publishes what a relay has claimed; one verdict per message, in order. The table queue has no such road:
+    /// its relay hands rows on inside the database.
+    pub async fn publish(&self, batch: &[Claimed]) -> Vec<Verdict> {
+        match self {
+            Self::Table(_) => vec![Verdict::Unknown; batch.len()],
+            Self::Memory(memory) => memory.publish(batch),
+        }
+    }
+
+    /// Puts bytes into a queue, past the outbox: what a foreign program could do.
+    pub async fn publish_raw(&self, message: &RawMessage, times: u32) -> Result<(), TransportError> {
+        match self {
+            Self::Table(table) => table.publish_raw(message, times).await,
+            Self::Memory(memory) => memory.publish_raw(message, times),
+        }
+    }
+
+    pub async fn subscribe(&self, queue: &str) -> Result<Subscription, TransportError> {
+        Ok(match self {
+            Self::Table(table) => Subscription::Table(table.subscribe(queue)),
+            Self::Memory(memory) => Subscription::Memory(memory.subscribe(queue)),
+        })
+    }
+
+    /// The depth of each queue given, in order.
+    pub async fn depths(&self, queues: &[String]) -> Result<Vec<Depth>, TransportError> {
+        match self {
+            Self::Table(table) => table.depths(queues).await,
+            Self::Memory(memory) => Ok(memory.depths(queues)),
+        }
+    }
+}
+
+/// A consumer's hold on a queue. What it took and did not settle comes back once it is dropped or its lease ends.
+pub enum Subscription {
+    Table(table::TableSubscription),
+    Memory(memory::MemorySubscription),
+}
+
+impl Subscription {
+    /// Waits until there may be something to take. Safe to cancel: it takes nothing.
+    pub async fn ready(&mut self, poll: Duration) {
+        match self {
+            Self::Table(table) => table.ready(poll).await,
+            Self::Memory(memory) => memory.ready(poll).await,
+        }
+    }
+
+    /// Takes what is there now, up to `max`; often nothing. Not to be cancelled.
+    pub async fn take(&mut self, max: usize) -> Result<Vec<Delivery>, TransportError> {
+        match self {
+            Self::Table(table) => table.take(max).await,
+            Self::Memory(memory) => Ok(memory.take(max)),
+        }
+    }
+
+    pub async fn ack(&mut self, tags: &[Tag]) -> Result<(), TransportError> {
+        match self {
+            Self::Table(table) => table.ack(tags).await,
+            Self::Memory(memory) => memory.ack(tags),
+        }
+    }
+
+    /// Sends messages to the dead-letter queue.
+    pub async fn reject(&mut self, tags: &[Tag]) -> Result<(), TransportError> {
+        match self {
+            Self::Table(table) => table.reject(tags).await,
+            Self::Memory(memory) => memory.reject(tags),
+        }
+    }
+
+    /// Puts messages back as if they had never been taken.
+    pub async fn release(&mut self, tags: &[Tag]) -> Result<(), TransportError> {
+        match self {
+            Self::Table(table) => table.release(tags).await,
+            Self::Memory(memory) => memory.release(tags),
+        }
+    }
+
+    /// Keeps the hold on what was taken while it is worked on: never returns, to be raced against the work.
+    pub async fn keep(&self, tags: &[Tag]) {
+        match self {
+            Self::Table(table) => table.keep(tags).await,
+            Self::Memory(_) => std::future::pending().await,
+        }
+    }
+
+    pub async fn close(self) {
+        if let Self::Table(table) = self {
+            table.close().await;
+        }
+    }
+}
+
+/// An entry of `x-death`, in RabbitMQ's shape.
+pub fn death_record(queue: &str, routing_key: &str, reason: &str, at: Timestamp) -> Value {
+    serde_json::json!({
+        "count": 1, "exchange": "", "queue": queue, "reason": reason, "routing-keys": [routing_key], "time": at,
+    })
+}

@@ -1,0 +1,323 @@
+//! The embedded queue: a table in the database the effects live in.
+//!
+//! A claim marks rows with a token and a lease in a short transaction of its own; nobody waits for anybody's
+//! lock. Settling is fenced by the token, so a consumer that lost its lease cannot settle for its successor. All of
+//! it is bookkeeping that may safely be repeated, hence relaxed transactions: the durable commit is the effect's.
+//!
+//! The relay has no network to cross here, so [`publish_due`] moves due outbox rows into their queues within one
+//! transaction, without claim or lease, and no row can be published but unmarked.
+
+mod pg;
+mod sqlite;
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use super::{Delivery, Depth, RawMessage, Tag, Topology, TransportError, death_record, dlq_of};
+use crate::clock::{Timestamp, mint_id};
+use crate::db::{Bell, Db, Tx, dialects};
+
+/// How often a subscription says that it is there, and after how long without a word it counts as gone.
+const HEARTBEAT_EVERY: Duration = Duration::from_secs(5);
+const HEARTBEAT_STALE: Duration = Duration::from_secs(15);
+
+pub fn bell_of(queue: &str) -> String {
+    format!("queue {queue}")
+}
+
+#[derive(Clone)]
+pub struct TableQueue {
+    db: Db,
+    lease: Duration,
+}
+
+/// A row of the queue, as claimed.
+pub(super) struct Row {
+    pub id: i64,
+    pub message_id: Option<String>,
+    pub routing_key: String,
+    pub correlation_id: Option<String>,
+    pub headers: String,
+    pub body: Vec<u8>,
+    pub x_death: Option<String>,
+    pub deliveries: i32,
+}
+
+/// The columns of [`Row`], in its order.
+type Columns = (i64, Option<String>, String, Option<String>, String, Vec<u8>, Option<String>, i32);
+
+impl From<Columns> for Row {
+    fn from(columns: Columns) -> Self {
+        let (id, message_id, routing_key, correlation_id, headers, body, x_death, deliveries) = columns;
+        Self { id, message_id, routing_key, correlation_id, headers, body, x_death, deliveries }
+    }
+}
+
+/// What a relay pass moved.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    pub rows: i64,
+    pub queues: Vec<String>,
+}
+
+dialects! {
+    /// Moves up to `limit` due outbox rows into the queues they are meant for and marks them published.
+    async fn move_due(limit: i64, now: Timestamp) -> Moved;
+    async fn claim(queue: &str, token: Uuid, limit: i64, lease: Duration, now: Timestamp) -> Vec<Row>;
+    async fn renew(ids: &[i64], token: Uuid, lease: Duration, now: Timestamp) -> u64;
+    async fn delete(ids: &[i64], token: Uuid) -> u64;
+    async fn give_back(ids: &[i64], token: Uuid) -> u64;
+    /// Moves claimed rows to another queue, each with its history.
+    async fn move_to(ids: &[i64], token: Uuid, queue: &str, deaths: &[String], now: Timestamp) -> u64;
+    async fn count(queues: &[String], stale_after: Duration, now: Timestamp) -> Vec<Depth>;
+    async fn beat(subscription: Uuid, queue: &str, now: Timestamp) -> ();
+}
+
+/// One relay pass within `tx`: all or nothing, and the consumers are woken by its commit.
+pub async fn publish_due(tx: &mut Tx, limit: i64) -> sqlx::Result<i64> {
+    let now = tx.now();
+    let moved = move_due(tx, limit, now).await?;
+    for queue in &moved.queues {
+        tx.ring_on_commit(&bell_of(queue));
+    }
+    Ok(moved.rows)
+}
+
+impl TableQueue {
+    pub fn new(db: Db, lease: Duration) -> Self {
+        Self { db, lease }
+    }
+
+    pub async fn declare(&self, topology: &Topology) -> Result<(), TransportError> {
+        let mut tx = self.db.begin().await?;
+        for binding in &topology.queues {
+            for key in binding.keys {
+                crate::on!(tx, c => {
+                    sqlx::query("INSERT INTO messaging_bindings (queue, routing_key) VALUES ($1, $2) ON CONFLICT DO NOTHING")
+                        .bind(&binding.queue)
+                        .bind(key)
+                        .execute(c)
+                        .await
+                        .map(drop)
+                })?;
+            }
+        }
+        Ok(tx.commit().await?)
+    }
+
+    pub async fn publish_raw(&self, message: &RawMessage, times: u32) -> Result<(), TransportError> {
+        let mut tx = self.db.begin().await?;
+        let now = tx.now();
+        let queues = match message.queue.as_str() {
+            "" => crate::on!(tx, c => {
+                sqlx::query_scalar::<_, String>("SELECT queue FROM messaging_bindings WHERE routing_key = $1")
+                    .bind(&message.routing_key)
+                    .fetch_all(c)
+                    .await
+            })?,
+            queue => vec![queue.to_owned()],
+        };
+        let headers = serde_json::Value::Object(message.headers.clone()).to_string();
+        for queue in &queues {
+            for _ in 0..times {
+                crate::on!(tx, c => {
+                    sqlx::query(
+                        "INSERT INTO messaging_queue (queue, message_id, routing_key, correlation_id, headers, body, enqueued_at)
+                         VALUES ($1, $2, $3, $4, $5, $6, $7)",
+                    )
+                    .bind(queue)
+                    .bind(&message.message_id)
+                    .bind(&message.routing_key)
+                    .bind(&message.correlation_id)
+                    .bind(&headers)
+                    .bind(&message.body[..])
+                    .bind(now)
+                    .execute(c)
+                    .await
+                    .map(drop)
+                })?;
+            }
+            tx.ring_on_commit(&bell_of(queue));
+        }
+        Ok(tx.commit().await?)
+    }
+
+    pub fn subscribe(&self, queue: &str) -> TableSubscription {
+        TableSubscription {
+            table: self.clone(),
+            id: mint_id(),
+            queue: queue.to_owned(),
+            bell: self.db.wakes().bell(&bell_of(queue)),
+            looked_in_vain: false,
+            last_beat: None,
+            taken: HashMap::new(),
+        }
+    }
+
+    pub async fn depths(&self, queues: &[String]) -> Result<Vec<Depth>, TransportError> {
+        let mut tx = self.db.read().await?;
+        let now = tx.now();
+        let mut found: HashMap<String, Depth> =
+            count(&mut tx, queues, HEARTBEAT_STALE, now).await?.into_iter().map(|d| (d.queue.clone(), d)).collect();
+        let empty = |queue: &String| Depth {
+            queue: queue.clone(),
+            ready: 0,
+            in_flight: Some(0),
+            consumers: Some(0),
+            oldest_enqueued_at: None,
+        };
+        Ok(queues.iter().map(|queue| found.remove(queue).unwrap_or_else(|| empty(queue))).collect())
+    }
+}
+
+pub struct TableSubscription {
+    table: TableQueue,
+    id: Uuid,
+    queue: String,
+    bell: Bell,
+    /// The last look found less than it asked for, so the next one waits for the bell.
+    looked_in_vain: bool,
+    last_beat: Option<Timestamp>,
+    /// The routing key and earlier deaths of what is held, for the record of a rejection.
+    taken: HashMap<i64, (String, serde_json::Value)>,
+}
+
+impl TableSubscription {
+    pub async fn ready(&mut self, poll: Duration) {
+        if self.looked_in_vain {
+            tokio::select! {
+                () = self.bell.rung() => {}
+                () = tokio::time::sleep(poll) => {}
+            }
+        }
+    }
+
+    pub async fn take(&mut self, max: usize) -> Result<Vec<Delivery>, TransportError> {
+        // Before the look: a ring from now on is news.
+        self.bell.hush();
+        self.looked_in_vain = true;
+        let mut tx = self.table.db.begin_relaxed().await?;
+        let now = tx.now();
+        let token = mint_id();
+        if self.last_beat.is_none_or(|last| now.since(last) >= HEARTBEAT_EVERY) {
+            beat(&mut tx, self.id, &self.queue, now).await?;
+            self.last_beat = Some(now);
+        }
+        let limit = i64::try_from(max).unwrap_or(i64::MAX);
+        let mut rows = claim(&mut tx, &self.queue, token, limit, self.table.lease, now).await?;
+        tx.commit().await?;
+        self.looked_in_vain = rows.len() < max;
+        rows.sort_unstable_by_key(|row| row.id);
+        Ok(rows.into_iter().map(|row| self.deliver(row, token)).collect())
+    }
+
+    fn deliver(&mut self, row: Row, token: Uuid) -> Delivery {
+        let x_death = row.x_death.as_deref().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+        let delivery = Delivery {
+            tag: Tag { id: row.id, token },
+            message_id: row.message_id,
+            routing_key: row.routing_key,
+            correlation_id: row.correlation_id,
+            headers: serde_json::from_str(&row.headers).unwrap_or_default(),
+            body: row.body.into(),
+            deliveries: u32::try_from(row.deliveries).unwrap_or(u32::MAX),
+            x_death,
+        };
+        self.taken.insert(row.id, (delivery.routing_key.clone(), delivery.x_death.clone()));
+        delivery
+    }
+
+    pub async fn ack(&mut self, tags: &[Tag]) -> Result<(), TransportError> {
+        for (token, ids) in by_token(tags) {
+            let mut tx = self.table.db.begin_relaxed().await?;
+            let settled = delete(&mut tx, &ids, token).await?;
+            tx.commit().await?;
+            self.forget(&ids, settled);
+        }
+        Ok(())
+    }
+
+    pub async fn reject(&mut self, tags: &[Tag]) -> Result<(), TransportError> {
+        for (token, ids) in by_token(tags) {
+            let mut tx = self.table.db.begin().await?;
+            let now = tx.now();
+            let deaths: Vec<String> = ids.iter().map(|id| self.death_of(*id, now)).collect();
+            let dlq = dlq_of(&self.queue);
+            let settled = move_to(&mut tx, &ids, token, &dlq, &deaths, now).await?;
+            tx.ring_on_commit(&bell_of(&dlq));
+            tx.commit().await?;
+            self.forget(&ids, settled);
+        }
+        Ok(())
+    }
+
+    pub async fn release(&mut self, tags: &[Tag]) -> Result<(), TransportError> {
+        for (token, ids) in by_token(tags) {
+            let mut tx = self.table.db.begin_relaxed().await?;
+            let settled = give_back(&mut tx, &ids, token).await?;
+            tx.ring_on_commit(&bell_of(&self.queue));
+            tx.commit().await?;
+            self.forget(&ids, settled);
+        }
+        Ok(())
+    }
+
+    pub async fn keep(&self, tags: &[Tag]) {
+        loop {
+            tokio::time::sleep(self.table.lease / 3).await;
+            for (token, ids) in by_token(tags) {
+                if let Err(error) = self.renew(&ids, token).await {
+                    tracing::warn!(%error, queue = self.queue, "cannot renew the lease of a running batch");
+                }
+            }
+        }
+    }
+
+    async fn renew(&self, ids: &[i64], token: Uuid) -> sqlx::Result<()> {
+        let mut tx = self.table.db.begin_relaxed().await?;
+        let now = tx.now();
+        renew(&mut tx, ids, token, self.table.lease, now).await?;
+        tx.commit().await
+    }
+
+    pub async fn close(self) {
+        let goodbye = async {
+            let mut tx = self.table.db.begin_relaxed().await?;
+            crate::on!(tx, c => {
+                sqlx::query("DELETE FROM messaging_subscriptions WHERE id = $1").bind(self.id).execute(c).await.map(drop)
+            })?;
+            tx.commit().await
+        };
+        // Best effort: without it, the entry goes stale by itself.
+        if let Err(error) = goodbye.await {
+            tracing::debug!(%error, queue = self.queue, "left the queue without a goodbye");
+        }
+    }
+
+    fn death_of(&self, id: i64, now: Timestamp) -> String {
+        let (routing_key, earlier) = self.taken.get(&id).cloned().unwrap_or_default();
+        let mut deaths = vec![death_record(&self.queue, &routing_key, "rejected", now)];
+        deaths.extend(earlier.as_array().cloned().unwrap_or_default());
+        serde_json::Value::Array(deaths).to_string()
+    }
+
+    fn forget(&mut self, ids: &[i64], settled: u64) {
+        for id in ids {
+            self.taken.remove(id);
+        }
+        if settled < ids.len() as u64 {
+            let lost = ids.len() as u64 - settled;
+            tracing::warn!(lost, queue = self.queue, "a lease ran out: messages have gone to another consumer");
+        }
+    }
+}
+
+fn by_token(tags: &[Tag]) -> HashMap<Uuid, Vec<i64>> {
+    let mut groups: HashMap<Uuid, Vec<i64>> = HashMap::new();
+    for tag in tags {
+        groups.entry(tag.token).or_default().push(tag.id);
+    }
+    groups
+}

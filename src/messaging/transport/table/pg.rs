@@ -1,0 +1,175 @@
+//! Postgres: consumers and relays pass each other by SKIP LOCKED; leases run on the database's clock.
+
+use std::time::Duration;
+
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use super::{Columns, Depth, Moved, Row};
+use crate::clock::{Timestamp, millis};
+
+pub async fn move_due(c: &mut PgConnection, limit: i64, now: Timestamp) -> sqlx::Result<Moved> {
+    let (rows, queues) = sqlx::query_as(
+        "WITH due AS MATERIALIZED (
+             SELECT id FROM messaging_outbox
+             WHERE status IN ('pending', 'failed') AND available_at <= now()
+             ORDER BY available_at LIMIT $1 FOR UPDATE SKIP LOCKED),
+         moved AS (
+             UPDATE messaging_outbox o SET status = 'published', published_at = $2, claimed_by = NULL, last_error = NULL
+             FROM due WHERE o.id = due.id
+             RETURNING o.id, o.aggregate_type || '.' || o.event_type AS routing_key, o.correlation_id, o.headers,
+                 o.body, o.target, CASE o.kind WHEN 'redrive' THEN o.headers::json ->> 'x-message-id'
+                     ELSE o.event_id::text END AS message_id),
+         queued AS (
+             INSERT INTO messaging_queue (queue, message_id, routing_key, correlation_id, headers, body, enqueued_at)
+             SELECT q.queue, m.message_id, m.routing_key, m.correlation_id, m.headers, m.body, $2
+             FROM moved m CROSS JOIN LATERAL (
+                 SELECT b.queue FROM messaging_bindings b WHERE m.target = '' AND b.routing_key = m.routing_key
+                 UNION ALL SELECT m.target WHERE m.target <> '') q
+             ORDER BY m.id
+             RETURNING queue)
+         SELECT (SELECT count(*) FROM moved), ARRAY(SELECT DISTINCT queue FROM queued)",
+    )
+    .bind(limit)
+    .bind(now)
+    .fetch_one(c)
+    .await?;
+    Ok(Moved { rows, queues })
+}
+
+pub async fn claim(
+    c: &mut PgConnection,
+    queue: &str,
+    token: Uuid,
+    limit: i64,
+    lease: Duration,
+    _now: Timestamp,
+) -> sqlx::Result<Vec<Row>> {
+    let rows: Vec<Columns> = sqlx::query_as(
+        "WITH next AS MATERIALIZED (
+             SELECT id FROM messaging_queue
+             WHERE queue = $1 AND (lease_until IS NULL OR lease_until <= now())
+             ORDER BY id LIMIT $3 FOR UPDATE SKIP LOCKED)
+         UPDATE messaging_queue q SET lock_token = $2, lease_until = now() + $4 * interval '1 ms',
+             deliveries = deliveries + 1
+         FROM next WHERE q.id = next.id
+         RETURNING q.id, q.message_id, q.routing_key, q.correlation_id, q.headers, q.body, q.x_death, q.deliveries",
+    )
+    .bind(queue)
+    .bind(token)
+    .bind(limit)
+    .bind(millis(lease))
+    .fetch_all(c)
+    .await?;
+    Ok(rows.into_iter().map(Row::from).collect())
+}
+
+pub async fn renew(
+    c: &mut PgConnection,
+    ids: &[i64],
+    token: Uuid,
+    lease: Duration,
+    _now: Timestamp,
+) -> sqlx::Result<u64> {
+    sqlx::query(
+        "UPDATE messaging_queue SET lease_until = now() + $3 * interval '1 ms'
+         WHERE id = ANY($1) AND lock_token = $2",
+    )
+    .bind(ids)
+    .bind(token)
+    .bind(millis(lease))
+    .execute(c)
+    .await
+    .map(|done| done.rows_affected())
+}
+
+pub async fn delete(c: &mut PgConnection, ids: &[i64], token: Uuid) -> sqlx::Result<u64> {
+    sqlx::query("DELETE FROM messaging_queue WHERE id = ANY($1) AND lock_token = $2")
+        .bind(ids)
+        .bind(token)
+        .execute(c)
+        .await
+        .map(|done| done.rows_affected())
+}
+
+pub async fn give_back(c: &mut PgConnection, ids: &[i64], token: Uuid) -> sqlx::Result<u64> {
+    sqlx::query(
+        "UPDATE messaging_queue SET lock_token = NULL, lease_until = NULL, deliveries = deliveries - 1
+         WHERE id = ANY($1) AND lock_token = $2",
+    )
+    .bind(ids)
+    .bind(token)
+    .execute(c)
+    .await
+    .map(|done| done.rows_affected())
+}
+
+pub async fn move_to(
+    c: &mut PgConnection,
+    ids: &[i64],
+    token: Uuid,
+    queue: &str,
+    deaths: &[String],
+    now: Timestamp,
+) -> sqlx::Result<u64> {
+    sqlx::query(
+        "UPDATE messaging_queue q SET queue = $3, x_death = d.x_death, enqueued_at = $5, lock_token = NULL,
+             lease_until = NULL, deliveries = 0
+         FROM UNNEST($1::bigint[], $4::text[]) AS d(id, x_death)
+         WHERE q.id = d.id AND q.lock_token = $2",
+    )
+    .bind(ids)
+    .bind(token)
+    .bind(queue)
+    .bind(deaths)
+    .bind(now)
+    .execute(c)
+    .await
+    .map(|done| done.rows_affected())
+}
+
+pub async fn count(
+    c: &mut PgConnection,
+    queues: &[String],
+    stale_after: Duration,
+    now: Timestamp,
+) -> sqlx::Result<Vec<Depth>> {
+    let rows: Vec<(String, i64, i64, Option<Timestamp>, i64)> = sqlx::query_as(
+        "SELECT name,
+             (SELECT count(*) FROM messaging_queue WHERE queue = name AND (lease_until IS NULL OR lease_until <= now())),
+             (SELECT count(*) FROM messaging_queue WHERE queue = name AND lease_until > now()),
+             (SELECT enqueued_at FROM messaging_queue WHERE queue = name ORDER BY id LIMIT 1),
+             (SELECT count(*) FROM messaging_subscriptions
+              WHERE queue = name AND seen_at > CAST($2 AS timestamptz) - $3 * interval '1 ms')
+         FROM UNNEST($1::text[]) AS name",
+    )
+    .bind(queues)
+    .bind(now)
+    .bind(millis(stale_after))
+    .fetch_all(c)
+    .await?;
+    Ok(rows
+        .into_iter()
+        .map(|(queue, ready, in_flight, oldest_enqueued_at, consumers)| Depth {
+            queue,
+            ready,
+            in_flight: Some(in_flight),
+            consumers: Some(consumers),
+            oldest_enqueued_at,
+        })
+        .collect())
+}
+
+pub async fn beat(c: &mut PgConnection, subscription: Uuid, queue: &str, now: Timestamp) -> sqlx::Result<()> {
+    sqlx::query(
+        "WITH gone AS (DELETE FROM messaging_subscriptions WHERE seen_at < CAST($3 AS timestamptz) - interval '1 hour')
+         INSERT INTO messaging_subscriptions (id, queue, seen_at) VALUES ($1, $2, $3)
+         ON CONFLICT (id) DO UPDATE SET seen_at = $3",
+    )
+    .bind(subscription)
+    .bind(queue)
+    .bind(now)
+    .execute(c)
+    .await
+    .map(drop)
+}

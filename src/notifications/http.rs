@@ -1,0 +1,83 @@
+//! Notices over HTTP.
+
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+use uuid::Uuid;
+
+use super::model::Kind;
+use super::store::{self, Notice};
+use crate::clock::Timestamp;
+use crate::db::Db;
+use crate::http::caller::Caller;
+use crate::http::extract::Params;
+use crate::http::page::{Page, fetch_limit, limit, read_uuid_cursor};
+use crate::http::problem::Problem;
+
+pub fn routes() -> OpenApiRouter<Db> {
+    OpenApiRouter::new().routes(routes!(list_notifications))
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+#[schema(as = Notification)]
+pub struct NoticeBody {
+    id: Uuid,
+    order_id: Uuid,
+    #[schema(example = "reserved")]
+    kind: String,
+    #[schema(example = "log")]
+    channel: String,
+    #[schema(example = "sent")]
+    state: String,
+    created_at: Timestamp,
+}
+
+impl From<Notice> for NoticeBody {
+    fn from(notice: Notice) -> Self {
+        Self {
+            id: notice.id,
+            order_id: notice.order_id,
+            kind: notice.kind,
+            channel: notice.channel,
+            state: notice.state,
+            created_at: notice.created_at,
+        }
+    }
+}
+
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ListNotifications {
+    order_id: Option<Uuid>,
+    kind: Option<Kind>,
+    /// pending, sending, sent, failed or unknown
+    state: Option<String>,
+    /// 1 to 200; 50 if not given.
+    limit: Option<i64>,
+    cursor: Option<String>,
+}
+
+/// List notices, newest first.
+#[utoipa::path(get, path = "/v1/notifications", tag = "notifications", params(ListNotifications), responses(
+    (status = 200, body = Page<NoticeBody>),
+    (status = 400, body = Problem, content_type = "application/problem+json"),
+))]
+async fn list_notifications(
+    State(db): State<Db>,
+    caller: Caller,
+    Params(params): Params<ListNotifications>,
+) -> Result<Page<NoticeBody>, Problem> {
+    let limit = limit(params.limit)?;
+    let query = store::Query {
+        group_id: caller.group_id,
+        order_id: params.order_id,
+        kind: params.kind,
+        state: params.state,
+        before: read_uuid_cursor(params.cursor.as_deref())?,
+        limit: fetch_limit(limit),
+    };
+    let notices = store::list(&mut db.read().await?, query).await?;
+    Ok(Page::new(notices, limit, |notice| notice.id.to_string()))
+}

@@ -1,0 +1,106 @@
+//! The facts of orders, and the words (SKU, quantity, money) that they share with those who listen.
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::messaging::event::is_plain_text;
+
+pub const PLACED: &str = "order.placed";
+
+/// More than anyone orders; keeps sums of a hundred lines within i64.
+pub const QUANTITY_MAX: i64 = 1_000_000_000;
+pub const PRICE_MINOR_MAX: i64 = 1_000_000_000_000;
+pub const SKU_CHARS_MAX: usize = 64;
+
+/// `order.placed`
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct OrderPlaced {
+    pub order_id: Uuid,
+    pub order_number: String,
+    pub customer_id: String,
+    pub currency: String,
+    pub total_minor: i64,
+    pub items: Vec<Item>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Item {
+    pub sku: Sku,
+    pub quantity: Quantity,
+    pub unit_price_minor: Price,
+}
+
+/// The name of a thing on a shelf.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Sku(String);
+
+impl Sku {
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl TryFrom<String> for Sku {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        if is_plain_text(&text, SKU_CHARS_MAX) && text.trim() == text {
+            Ok(Self(text))
+        } else {
+            Err(format!("a SKU has 1 to {SKU_CHARS_MAX} characters, no control characters and no space at its ends"))
+        }
+    }
+}
+
+impl std::fmt::Display for Sku {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// How many of a thing: at least one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "i64")]
+pub struct Quantity(i64);
+
+impl Quantity {
+    pub fn get(self) -> i64 {
+        self.0
+    }
+}
+
+impl TryFrom<i64> for Quantity {
+    type Error = String;
+
+    fn try_from(quantity: i64) -> Result<Self, Self::Error> {
+        if (1..=QUANTITY_MAX).contains(&quantity) {
+            Ok(Self(quantity))
+        } else {
+            Err(format!("a quantity is 1 to {QUANTITY_MAX}, not {quantity}"))
+        }
+    }
+}
+
+/// Money in minor units (cents): never negative, never a fraction.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "i64")]
+pub struct Price(i64);
+
+impl Price {
+    pub fn get(self) -> i64 {
+        self.0
+    }
+}
+
+impl TryFrom<i64> for Price {
+    type Error = String;
+
+    fn try_from(price: i64) -> Result<Self, Self::Error> {
+        if (0..=PRICE_MINOR_MAX).contains(&price) {
+            Ok(Self(price))
+        } else {
+            Err(format!("a price is 0 to {PRICE_MINOR_MAX} minor units, not {price}"))
+        }
+    }
+}

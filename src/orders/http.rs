@@ -1,0 +1,290 @@
+//! Orders over HTTP.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, HeaderName, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+use uuid::Uuid;
+
+use super::desk::Desk;
+use super::error::OrderError;
+use super::events::{Item, Price, Quantity, Sku};
+use super::model::{Order, Placing, Request, Status};
+use super::service::{self, IdempotencyKey, Placed, Submission};
+use super::store;
+use crate::clock::Timestamp;
+use crate::db::Db;
+use crate::http::caller::Caller;
+use crate::http::extract::{Body, Params, fingerprint, idempotency_key, prefer_wait};
+use crate::http::page::{Page, fetch_limit, limit, read_uuid_cursor};
+use crate::http::problem::Problem;
+
+/// Longer than anyone should hold a connection open, shorter than the request timeout.
+const WAIT_SECONDS_MAX: u64 = 25;
+/// How often a waiting request looks even if no bell rings.
+const WAIT_POLL: Duration = Duration::from_millis(250);
+
+#[derive(Clone)]
+pub struct OrdersApi {
+    pub db: Db,
+    pub desk: Desk,
+    pub items_max: usize,
+}
+
+pub fn routes() -> OpenApiRouter<OrdersApi> {
+    OpenApiRouter::new().routes(routes!(place_order, list_orders)).routes(routes!(get_order))
+}
+
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"customer_id": "alice", "items": [{"sku": "WIDGET-A", "quantity": 2, "unit_price_minor": 1250}]}))]
+pub struct PlaceOrder {
+    customer_id: String,
+    items: Vec<PlaceItem>,
+    /// Three capital letters.
+    #[serde(default = "default_currency")]
+    #[schema(default = "USD")]
+    currency: String,
+}
+
+fn default_currency() -> String {
+    "USD".to_owned()
+}
+
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PlaceItem {
+    #[schema(value_type = String, example = "WIDGET-A")]
+    sku: Sku,
+    #[schema(value_type = i64, minimum = 1, example = 2)]
+    quantity: Quantity,
+    /// In minor units (cents).
+    #[serde(default)]
+    #[schema(value_type = i64, minimum = 0, default = 0, example = 1250)]
+    unit_price_minor: Price,
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+#[schema(as = Order)]
+pub struct OrderBody {
+    id: Uuid,
+    #[schema(example = "ORD-7K3M9Q2A")]
+    number: String,
+    customer_id: String,
+    status: Status,
+    /// Why it was rejected, cancelled or expired.
+    #[schema(example = "Insufficient WIDGET-C: need 1, have 0")]
+    reason: Option<String>,
+    items: Vec<OrderItem>,
+    total_minor: i64,
+    currency: String,
+    group_id: String,
+    subsidiary_id: Option<String>,
+    correlation_id: String,
+    created_at: Timestamp,
+    updated_at: Timestamp,
+    hold_expires_at: Option<Timestamp>,
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct OrderItem {
+    sku: String,
+    quantity: i64,
+    unit_price_minor: i64,
+}
+
+impl From<Order> for OrderBody {
+    fn from(order: Order) -> Self {
+        let items = order.items.into_iter().map(|item| OrderItem {
+            sku: item.sku.to_string(),
+            quantity: item.quantity.get(),
+            unit_price_minor: item.unit_price_minor.get(),
+        });
+        Self {
+            id: order.id.0,
+            number: order.number,
+            customer_id: order.customer_id,
+            status: order.status,
+            reason: order.reason,
+            items: items.collect(),
+            total_minor: order.total_minor,
+            currency: order.currency,
+            group_id: order.group_id,
+            subsidiary_id: order.subsidiary_id,
+            correlation_id: order.correlation_id,
+            created_at: order.created_at,
+            updated_at: order.updated_at,
+            hold_expires_at: order.hold_expires_at,
+        }
+    }
+}
+
+/// Place an order.
+///
+/// The order is committed when this answers; stock is reserved, or the order rejected, moments later. Ask to wait
+/// for that with `Prefer: wait=N`.
+#[utoipa::path(post, path = "/v1/orders", tag = "orders", request_body = PlaceOrder,
+    params(
+        ("Idempotency-Key" = Option<String>, Header, description = "Makes a repeat of this request answer with the first one's order"),
+        ("Prefer" = Option<String>, Header, description = "`wait=N`: answer once the order is reserved or rejected, after N seconds at most"),
+    ),
+    responses(
+        (status = 201, description = "Placed", body = OrderBody, headers(
+            ("Location" = String, description = "The order"),
+            ("Idempotent-Replayed" = String, description = "`true` if an earlier request placed it"),
+        )),
+        (status = 400, description = "Malformed JSON, or a bad key", body = Problem, content_type = "application/problem+json"),
+        (status = 413, description = "The body is too large", body = Problem, content_type = "application/problem+json"),
+        (status = 415, description = "The body is not JSON", body = Problem, content_type = "application/problem+json"),
+        (status = 422, description = "A field is wrong, or the key was used for another request", body = Problem, content_type = "application/problem+json"),
+        (status = 503, description = "The database cannot be used just now", body = Problem, content_type = "application/problem+json"),
+    ))]
+async fn place_order(
+    State(api): State<OrdersApi>,
+    caller: Caller,
+    headers: HeaderMap,
+    body: Body<PlaceOrder>,
+) -> Result<Response, Problem> {
+    let submission = submission(&api, &caller, &headers, body)?;
+    let (order, replayed) = match api.desk.place(submission).await? {
+        Placed::New(order) => (order, false),
+        Placed::Replay(id) => (api.load(&caller, &id.0.to_string()).await?, true),
+        Placed::KeyReused { first_fingerprint } => return Err(OrderError::KeyReused { first_fingerprint }.into()),
+    };
+    let wait = prefer_wait(&headers);
+    let order = api.wait_for_answer(&caller, order, wait).await?;
+    Ok(created(order, replayed, wait))
+}
+
+fn submission(
+    api: &OrdersApi,
+    caller: &Caller,
+    headers: &HeaderMap,
+    body: Body<PlaceOrder>,
+) -> Result<Submission, Problem> {
+    let key = idempotency_key(headers)?
+        .map(|key| IdempotencyKey { key, fingerprint: fingerprint("POST", "/v1/orders", &body.raw) });
+    let items = body.value.items.into_iter().map(|item| Item {
+        sku: item.sku,
+        quantity: item.quantity,
+        unit_price_minor: item.unit_price_minor,
+    });
+    let request = Request::try_new(body.value.customer_id, body.value.currency, items.collect(), api.items_max)?;
+    let placing = Placing {
+        group_id: caller.group_id.clone(),
+        subsidiary_id: caller.subsidiary_id.clone(),
+        correlation_id: caller.request_id.clone(),
+    };
+    Ok(Submission { placing, request, key })
+}
+
+fn created(order: Order, replayed: bool, wait: Option<u64>) -> Response {
+    let location = format!("/v1/orders/{}", order.id.0);
+    let mut response =
+        (StatusCode::CREATED, [(header::LOCATION, location)], Json(OrderBody::from(order))).into_response();
+    let headers = response.headers_mut();
+    if replayed {
+        headers.insert(HeaderName::from_static("idempotent-replayed"), "true".parse().expect("plain ASCII"));
+    }
+    note_wait(headers, wait);
+    response
+}
+
+fn note_wait(headers: &mut HeaderMap, wait: Option<u64>) {
+    if let Some(seconds) = wait {
+        let applied = format!("wait={}", seconds.min(WAIT_SECONDS_MAX));
+        headers.insert(HeaderName::from_static("preference-applied"), applied.parse().expect("plain ASCII"));
+    }
+}
+
+/// Get an order by its id or its number.
+#[utoipa::path(get, path = "/v1/orders/{id}", tag = "orders",
+    params(
+        ("id" = String, Path, description = "The uuid or the ORD- number"),
+        ("Prefer" = Option<String>, Header, description = "`wait=N`: answer once the order is reserved or rejected, after N seconds at most"),
+    ),
+    responses(
+        (status = 200, body = OrderBody),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+    ))]
+async fn get_order(
+    State(api): State<OrdersApi>,
+    caller: Caller,
+    headers: HeaderMap,
+    Path(id): Path<String>,
+) -> Result<Response, Problem> {
+    let order = api.load(&caller, &id).await?;
+    let wait = prefer_wait(&headers);
+    let order = api.wait_for_answer(&caller, order, wait).await?;
+    let mut response = Json(OrderBody::from(order)).into_response();
+    note_wait(response.headers_mut(), wait);
+    Ok(response)
+}
+
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ListOrders {
+    status: Option<Status>,
+    sku: Option<String>,
+    customer_id: Option<String>,
+    /// 1 to 200; 50 if not given.
+    limit: Option<i64>,
+    cursor: Option<String>,
+}
+
+/// List orders, newest first.
+#[utoipa::path(get, path = "/v1/orders", tag = "orders", params(ListOrders), responses(
+    (status = 200, body = Page<OrderBody>),
+    (status = 400, body = Problem, content_type = "application/problem+json"),
+))]
+async fn list_orders(
+    State(api): State<OrdersApi>,
+    caller: Caller,
+    Params(params): Params<ListOrders>,
+) -> Result<Page<OrderBody>, Problem> {
+    let limit = limit(params.limit)?;
+    let query = store::Query {
+        group_id: caller.group_id,
+        status: params.status,
+        sku: params.sku,
+        customer_id: params.customer_id,
+        before: read_uuid_cursor(params.cursor.as_deref())?,
+        limit: fetch_limit(limit),
+        ..store::Query::default()
+    };
+    let orders = store::list(&mut api.db.read().await?, query).await?;
+    Ok(Page::new(orders, limit, |order| order.id.0.to_string()))
+}
+
+impl OrdersApi {
+    async fn load(&self, caller: &Caller, id: &str) -> Result<Order, OrderError> {
+        service::get(&mut self.db.read().await?, &caller.group_id, id).await
+    }
+
+    /// Waits for inventory's answer as long as the caller asked for, and returns the order as it then is.
+    async fn wait_for_answer(&self, caller: &Caller, mut order: Order, wait: Option<u64>) -> Result<Order, OrderError> {
+        let Some(seconds) = wait else { return Ok(order) };
+        let deadline = Instant::now() + Duration::from_secs(seconds.min(WAIT_SECONDS_MAX));
+        let mut bell = self.db.wakes().bell(service::BELL);
+        let id = order.id.0.to_string();
+        while !order.status.is_answered() && Instant::now() < deadline {
+            bell.hush();
+            order = self.load(caller, &id).await?;
+            if !order.status.is_answered() {
+                tokio::select! {
+                    () = bell.rung() => {}
+                    () = tokio::time::sleep(WAIT_POLL) => {}
+                    () = tokio::time::sleep_until(deadline) => {}
+                }
+            }
+        }
+        Ok(order)
+    }
+}

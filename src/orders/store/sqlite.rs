@@ -1,0 +1,126 @@
+use sqlx::SqliteConnection;
+use sqlx::types::Json;
+use uuid::Uuid;
+
+use super::{Answer, Key, Line, Order};
+use crate::clock::Timestamp;
+
+pub async fn insert_orders(c: &mut SqliteConnection, orders: &[Order]) -> sqlx::Result<()> {
+    let rows: Vec<_> = orders
+        .iter()
+        .map(|order| {
+            (
+                &order.group_id,
+                order.id.0.simple(),
+                &order.subsidiary_id,
+                &order.number,
+                &order.customer_id,
+                order.status.as_str(),
+                &order.currency,
+                order.total_minor,
+                &order.correlation_id,
+                order.created_at.millis(),
+            )
+        })
+        .collect();
+    sqlx::query(
+        "INSERT INTO orders_orders (group_id, id, subsidiary_id, number, customer_id, status, currency, total_minor,
+             correlation_id, created_at, updated_at)
+         SELECT value ->> 0, unhex(value ->> 1), value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6,
+             value ->> 7, value ->> 8, value ->> 9, value ->> 9
+         FROM json_each($1)",
+    )
+    .bind(Json(rows))
+    .execute(c)
+    .await
+    .map(drop)
+}
+
+pub async fn insert_lines(c: &mut SqliteConnection, lines: &[Line<'_>]) -> sqlx::Result<()> {
+    let rows: Vec<_> = lines
+        .iter()
+        .map(|line| {
+            let item = line.item;
+            let (quantity, price) = (item.quantity.get(), item.unit_price_minor.get());
+            (line.group_id, line.order_id.simple(), line.line, item.sku.as_str(), quantity, price)
+        })
+        .collect();
+    sqlx::query(
+        "INSERT INTO orders_lines (group_id, order_id, line, sku, quantity, unit_price_minor)
+         SELECT value ->> 0, unhex(value ->> 1), value ->> 2, value ->> 3, value ->> 4, value ->> 5 FROM json_each($1)",
+    )
+    .bind(Json(rows))
+    .execute(c)
+    .await
+    .map(drop)
+}
+
+pub async fn insert_keys(c: &mut SqliteConnection, keys: &[Key<'_>], now: Timestamp) -> sqlx::Result<()> {
+    let mut fingerprints = Vec::with_capacity(keys.len() * 32);
+    let rows: Vec<_> = keys
+        .iter()
+        .map(|key| {
+            fingerprints.extend_from_slice(&key.first_use.fingerprint);
+            (key.group_id, key.route, key.key, key.first_use.order_id.0.simple())
+        })
+        .collect();
+    sqlx::query(
+        // `WHERE true`: without it, ON CONFLICT would parse as a join condition
+        "INSERT INTO orders_idempotency (group_id, route, key, fingerprint, order_id, created_at)
+         SELECT value ->> 0, value ->> 1, value ->> 2, substr($2, json_each.key * 32 + 1, 32), unhex(value ->> 3), $3
+         FROM json_each($1) WHERE true ON CONFLICT DO NOTHING",
+    )
+    .bind(Json(rows))
+    .bind(fingerprints)
+    .bind(now)
+    .execute(c)
+    .await
+    .map(drop)
+}
+
+pub async fn select_keys(
+    c: &mut SqliteConnection,
+    keys: &[Key<'_>],
+) -> sqlx::Result<Vec<(String, String, Vec<u8>, Uuid)>> {
+    let rows: Vec<_> = keys.iter().map(|key| (key.group_id, key.route, key.key)).collect();
+    sqlx::query_as(
+        "SELECT i.group_id, i.key, i.fingerprint, i.order_id FROM json_each($1) AS wanted
+         JOIN orders_idempotency i ON i.group_id = wanted.value ->> 0 AND i.route = wanted.value ->> 1
+             AND i.key = wanted.value ->> 2",
+    )
+    .bind(Json(rows))
+    .fetch_all(c)
+    .await
+}
+
+pub async fn answer_many(c: &mut SqliteConnection, answers: &[Answer], now: Timestamp) -> sqlx::Result<()> {
+    let rows: Vec<_> = answers
+        .iter()
+        .map(|answer| (&answer.group_id, answer.order_id.0.simple(), answer.status.as_str(), &answer.reason))
+        .collect();
+    sqlx::query(
+        "UPDATE orders_orders SET status = a.value ->> 2, reason = a.value ->> 3, updated_at = $2
+         FROM json_each($1) AS a
+         WHERE group_id = a.value ->> 0 AND orders_orders.id = unhex(a.value ->> 1) AND status = 'placed'",
+    )
+    .bind(Json(rows))
+    .bind(now)
+    .execute(c)
+    .await
+    .map(drop)
+}
+
+pub async fn select_lines(
+    c: &mut SqliteConnection,
+    group_id: &str,
+    orders: &[Uuid],
+) -> sqlx::Result<Vec<(Uuid, String, i64, i64)>> {
+    sqlx::query_as(
+        "SELECT order_id, sku, quantity, unit_price_minor FROM orders_lines
+         WHERE group_id = $1 AND order_id IN (SELECT unhex(value) FROM json_each($2)) ORDER BY order_id, line",
+    )
+    .bind(group_id)
+    .bind(Json(orders.iter().map(|id| id.simple()).collect::<Vec<_>>()))
+    .fetch_all(c)
+    .await
+}

@@ -1,0 +1,4 @@
+//! The tests that need a database, a server or a process of their own.
+
+mod smoke;
+mod support;

@@ -1,0 +1,72 @@
+//! One private Postgres for the whole test run: its own folder, its own port, gone when the tests are.
+//!
+//! A small shell holds the server and reads from a pipe whose other end is this process. However the tests end,
+//! the pipe closes, and the shell stops the server and removes the folder.
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+
+struct Cluster {
+    port: u16,
+    /// Its stdin is the pipe that keeps the server up.
+    _keeper: Child,
+}
+
+/// Stops the server (fast shutdown) and cleans up when stdin closes. As root it drops to the user postgres, since
+/// Postgres refuses to run as root.
+const KEEPER: &str = r#"
+set -e
+bin=$1 port=$2 dir=$(mktemp -d /tmp/stockade-test-pg.XXXXXX)
+if [ "$(id -u)" = 0 ]; then chown postgres "$dir"; as="setpriv --reuid=postgres --regid=postgres --clear-groups"; fi
+cd /
+$as "$bin/initdb" -D "$dir/data" -U postgres -A trust -E UTF8 --no-locale --no-sync >"$dir/log" 2>&1 </dev/null
+$as "$bin/postgres" -D "$dir/data" -p "$port" -k "$dir" -c listen_addresses=127.0.0.1 -c max_connections=400 \
+    >>"$dir/log" 2>&1 </dev/null &
+pid=$!
+trap 'kill -INT $pid 2>/dev/null || true; wait $pid 2>/dev/null || true; rm -rf "$dir"' EXIT
+trap '' INT TERM HUP
+until "$bin/pg_isready" -q -h 127.0.0.1 -p "$port"; do kill -0 $pid; sleep 0.05; done
+echo ready
+cat >/dev/null
+"#;
+
+/// The URL of a database on the private server, which this starts if need be.
+pub fn url(database: &str) -> String {
+    static CLUSTER: OnceLock<Cluster> = OnceLock::new();
+    let cluster = CLUSTER.get_or_init(start);
+    format!("postgres://postgres@127.0.0.1:{}/{database}", cluster.port)
+}
+
+fn start() -> Cluster {
+    let bin = newest_bin();
+    let port = free_port();
+    let mut keeper = Command::new("sh")
+        .args(["-c", KEEPER, "keeper"])
+        .arg(&bin)
+        .arg(port.to_string())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("sh is there");
+    let mut line = String::new();
+    let stdout = keeper.stdout.take().expect("its stdout is piped");
+    BufReader::new(stdout).read_line(&mut line).expect("the keeper talks text");
+    assert_eq!(line.trim(), "ready", "Postgres did not start; is it installed? ./scripts/test installs it");
+    Cluster { port, _keeper: keeper }
+}
+
+fn newest_bin() -> PathBuf {
+    let versions = std::fs::read_dir("/usr/lib/postgresql").expect("Postgres is installed; ./scripts/test does it");
+    let newest = versions.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok()).max();
+    PathBuf::from(format!("/usr/lib/postgresql/{}/bin", newest.expect("a version of Postgres")))
+}
+
+/// A port below the ephemeral range, so that no client socket takes it while the server restarts.
+pub fn free_port() -> u16 {
+    let start = 20_000 + (std::process::id() % 5_000) as u16;
+    (start..32_000)
+        .find(|port| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok())
+        .expect("a free port between 20000 and 32000")
+}
