@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use bytesize::ByteSize;
-use clap::{Args, ValueEnum};
+use clap::{Args, Parser, ValueEnum};
 
 use crate::messaging::Tuning;
 use crate::messaging::retry::Backoff;
@@ -139,7 +139,20 @@ pub struct Settings {
     pub log_format: LogFormat,
 }
 
+/// Lets settings be read from flags alone.
+#[derive(clap::Parser)]
+struct Flags {
+    #[command(flatten)]
+    settings: Settings,
+}
+
 impl Settings {
+    /// Reads flags as `serve` would, over the environment and the defaults.
+    pub fn from_flags<'a>(flags: impl IntoIterator<Item = &'a str>) -> Result<Self, clap::Error> {
+        let flags = Flags::try_parse_from(std::iter::once("stockade").chain(flags))?;
+        Ok(flags.settings)
+    }
+
     /// Checks what the settings say together; each sentence tells what to change.
     pub fn validate(&self) -> anyhow::Result<()> {
         if self.broker_url != "embedded" {

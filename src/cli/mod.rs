@@ -1,5 +1,6 @@
 //! Commands: what to run, with which settings. Data goes to stdout, talk to stderr.
 
+mod bench;
 mod serve;
 
 use std::process::ExitCode;
@@ -33,6 +34,8 @@ enum Command {
     Serve(serve::Serve),
     /// Bring the database to this version's schema and exit.
     Migrate(serve::Migrate),
+    /// Place orders as fast as they go, or at a given rate, and measure until the last customer is notified.
+    Bench(bench::Bench),
     /// Print the OpenAPI document.
     Openapi,
 }
@@ -54,6 +57,7 @@ pub fn main() -> ExitCode {
         match command {
             Command::Serve(serve) => serve.run().await,
             Command::Migrate(migrate) => migrate.run().await,
+            Command::Bench(bench) => bench.run().await,
             Command::Openapi => print_openapi(),
         }
     });

@@ -294,7 +294,9 @@ async fn open_sqlite(options: &Options, path: &Path) -> anyhow::Result<Engine> {
         .busy_timeout(options.busy_timeout)
         // Checkpointing every 4,000 pages rather than 1,000 keeps it off the back of most commits.
         .pragma("wal_autocheckpoint", "4000")
-        .pragma("cache_size", "-32768");
+        // Rows cross from SQLite's thread to ours through a buffer; a batch should fit in one go.
+        .row_buffer_size(1024)
+        .pragma("cache_size", "-8192");
     let connect = match options.pages_max {
         0 => connect,
         pages => connect.pragma("max_page_count", pages.to_string()),

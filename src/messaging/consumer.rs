@@ -21,7 +21,7 @@ use super::health::{LoopState, Pulse};
 use super::inbox::{self, Action, Arrival, Effect, Mark, Met, State};
 use super::outbox::{self, Entry};
 use super::transport::{Delivery, Subscription, Tag, TransportError};
-use super::{Kernel, Outcome, Patience, Reaction};
+use super::{Kernel, Outcome, Pace, Patience, Reaction};
 use crate::db::{Trouble, Tx};
 
 /// From this delivery on a message runs alone.
@@ -113,10 +113,12 @@ impl<R: Reaction> Consumer<R> {
                 () = &mut stopping => break Ok(()),
                 () = subscription.ready(self.kernel.tuning.poll) => {}
             }
+            let pace = Pace::start();
             match self.try_once(&mut subscription).await {
-                Ok(_) => {
+                Ok(count) => {
                     patience.renew();
                     self.pulse.running(self.kernel.db.clock().now());
+                    pace.next(count).await;
                 }
                 Err(error) => break Err(error),
             }

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::health::{LoopState, Pulse};
 use super::outbox::{self, Claimed, Settlement};
 use super::transport::{Transport, Verdict, table};
-use super::{Kernel, Patience};
+use super::{Kernel, Pace, Patience};
 use crate::clock::mint_id;
 
 pub const NAME: &str = "relay";
@@ -39,8 +39,10 @@ impl Relay {
                 tokio::select! { () = gate.until(false) => continue, () = stop.cancelled() => break }
             }
             bell.hush();
+            let pace = Pace::start();
             let pause = match self.try_once().await {
                 Ok(rows) => {
+                    pace.next(usize::try_from(rows).unwrap_or(0)).await;
                     patience.renew();
                     self.pulse.running(self.kernel.db.clock().now());
                     if rows >= i64::from(self.kernel.tuning.outbox_batch) {

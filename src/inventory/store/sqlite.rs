@@ -9,7 +9,7 @@ use crate::orders::events::Sku;
 pub async fn select_reserved(c: &mut SqliteConnection, orders: &[(&str, Uuid)]) -> sqlx::Result<Vec<(String, Uuid)>> {
     let rows: Vec<_> = orders.iter().map(|(group_id, order_id)| (group_id, order_id.simple())).collect();
     sqlx::query_as(
-        "SELECT r.group_id, r.order_id FROM json_each($1) AS wanted JOIN inventory_reservations r
+        "SELECT r.group_id, r.order_id FROM json_each($1) AS wanted CROSS JOIN inventory_reservations r
              ON r.group_id = wanted.value ->> 0 AND r.order_id = unhex(wanted.value ->> 1)",
     )
     .bind(Json(rows))
@@ -21,7 +21,7 @@ pub async fn select_reserved(c: &mut SqliteConnection, orders: &[(&str, Uuid)]) 
 pub async fn select_stock_locked(c: &mut SqliteConnection, keys: &[(&str, &Sku)]) -> sqlx::Result<Vec<StockColumns>> {
     sqlx::query_as(
         "SELECT s.group_id, s.sku, s.on_hand, s.reserved, s.updated_at FROM json_each($1) AS wanted
-         JOIN inventory_stock s ON s.group_id = wanted.value ->> 0 AND s.sku = wanted.value ->> 1",
+         CROSS JOIN inventory_stock s ON s.group_id = wanted.value ->> 0 AND s.sku = wanted.value ->> 1",
     )
     .bind(Json(keys))
     .fetch_all(c)

@@ -1,4 +1,7 @@
-//! SQLite: the writer's BEGIN IMMEDIATE is the lock on every row, so nothing needs FOR UPDATE.
+//! SQLite: the writer's BEGIN IMMEDIATE is the lock on every row, so nothing needs FOR UPDATE. CROSS JOIN, and a
+//! consumer in every JSON row, keep the planner from walking a consumer's whole inbox for a batch of ids.
+
+use std::collections::HashSet;
 
 use sqlx::SqliteConnection;
 use sqlx::types::Json;
@@ -22,20 +25,32 @@ pub async fn insert_new(
             (event.event_id.simple(), arrival.key, &event.aggregate_id, &event.correlation_id, &event.group_id)
         })
         .collect();
-    sqlx::query_scalar(
+    let rows = Json(rows);
+    // Those known come back in one row: each row that crosses from SQLite's thread costs two context switches.
+    let known: String = sqlx::query_scalar(
+        "SELECT json_group_array(lower(hex(i.event_id))) FROM json_each($2) AS a
+         CROSS JOIN messaging_inbox i ON i.consumer = $1 AND i.event_id = unhex(a.value ->> 0)",
+    )
+    .bind(consumer)
+    .bind(&rows)
+    .fetch_one(&mut *c)
+    .await?;
+    let known: HashSet<Uuid> = serde_json::from_str(&known).map_err(|error| sqlx::Error::Decode(error.into()))?;
+    sqlx::query(
         // `WHERE true`: without it, ON CONFLICT would parse as a join condition
         "INSERT INTO messaging_inbox (consumer, event_id, state, attempts, started_at, finished_at, event_type,
              aggregate_id, correlation_id, group_id, body_hash)
          SELECT $1, unhex(value ->> 0), 'processed', 1, $2, $2, value ->> 1, value ->> 2, value ->> 3, value ->> 4,
              substr($4, key * 32 + 1, 32)
-         FROM json_each($3) WHERE true ON CONFLICT DO NOTHING RETURNING event_id",
+         FROM json_each($3) WHERE true ON CONFLICT DO NOTHING",
     )
     .bind(consumer)
     .bind(now)
-    .bind(Json(rows))
+    .bind(&rows)
     .bind(hashes)
-    .fetch_all(c)
-    .await
+    .execute(c)
+    .await?;
+    Ok(arrivals.iter().map(|arrival| arrival.event.event_id).filter(|id| !known.contains(id)).collect())
 }
 
 pub async fn meet(
@@ -73,17 +88,17 @@ pub async fn mark_many(c: &mut SqliteConnection, consumer: &str, marks: &[Mark],
                 mark.due_in.map(|due_in| now.plus(due_in).millis()),
                 &mark.reason,
                 &mark.last_error,
+                consumer,
             )
         })
         .collect();
     sqlx::query(
         "UPDATE messaging_inbox SET state = m.value ->> 1, attempts = m.value ->> 2, unfinished_runs = 0,
              lease_until = m.value ->> 3, lock_token = NULL, reason = m.value ->> 4, last_error = m.value ->> 5,
-             finished_at = CASE WHEN m.value ->> 1 IN ('processed', 'dead') THEN $3 END
-         FROM json_each($2) AS m
-         WHERE consumer = $1 AND event_id = unhex(m.value ->> 0)",
+             finished_at = CASE WHEN m.value ->> 1 IN ('processed', 'dead') THEN $2 END
+         FROM json_each($1) AS m
+         WHERE consumer = m.value ->> 6 AND event_id = unhex(m.value ->> 0)",
     )
-    .bind(consumer)
     .bind(Json(rows))
     .bind(now)
     .execute(c)
@@ -94,11 +109,11 @@ pub async fn mark_many(c: &mut SqliteConnection, consumer: &str, marks: &[Mark],
 pub async fn count_duplicates(c: &mut SqliteConnection, consumer: &str, ids: &[Uuid]) -> sqlx::Result<()> {
     sqlx::query(
         "UPDATE messaging_inbox SET duplicates = duplicates + d.seen
-         FROM (SELECT unhex(value) AS event_id, count(*) AS seen FROM json_each($2) GROUP BY value) AS d
-         WHERE consumer = $1 AND messaging_inbox.event_id = d.event_id",
+         FROM (SELECT value ->> 0 AS consumer, unhex(value ->> 1) AS event_id, count(*) AS seen
+             FROM json_each($1) GROUP BY value) AS d
+         WHERE messaging_inbox.consumer = d.consumer AND messaging_inbox.event_id = d.event_id",
     )
-    .bind(consumer)
-    .bind(Json(ids.iter().map(|id| id.simple()).collect::<Vec<_>>()))
+    .bind(Json(ids.iter().map(|id| (consumer, id.simple())).collect::<Vec<_>>()))
     .execute(c)
     .await
     .map(drop)

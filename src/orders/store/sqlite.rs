@@ -85,7 +85,7 @@ pub async fn select_keys(
     let rows: Vec<_> = keys.iter().map(|key| (key.group_id, key.route, key.key)).collect();
     sqlx::query_as(
         "SELECT i.group_id, i.key, i.fingerprint, i.order_id FROM json_each($1) AS wanted
-         JOIN orders_idempotency i ON i.group_id = wanted.value ->> 0 AND i.route = wanted.value ->> 1
+         CROSS JOIN orders_idempotency i ON i.group_id = wanted.value ->> 0 AND i.route = wanted.value ->> 1
              AND i.key = wanted.value ->> 2",
     )
     .bind(Json(rows))

@@ -45,16 +45,6 @@ pub(super) struct Row {
     pub deliveries: i32,
 }
 
-/// The columns of [`Row`], in its order.
-type Columns = (i64, Option<String>, String, Option<String>, String, Vec<u8>, Option<String>, i32);
-
-impl From<Columns> for Row {
-    fn from(columns: Columns) -> Self {
-        let (id, message_id, routing_key, correlation_id, headers, body, x_death, deliveries) = columns;
-        Self { id, message_id, routing_key, correlation_id, headers, body, x_death, deliveries }
-    }
-}
-
 /// What a relay pass moved.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Moved {

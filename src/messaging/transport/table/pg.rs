@@ -5,8 +5,18 @@ use std::time::Duration;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::{Columns, Depth, Moved, Row};
+use super::{Depth, Moved, Row};
 use crate::clock::{Timestamp, millis};
+
+/// The columns of [`Row`], in its order.
+type Columns = (i64, Option<String>, String, Option<String>, String, Vec<u8>, Option<String>, i32);
+
+impl From<Columns> for Row {
+    fn from(columns: Columns) -> Self {
+        let (id, message_id, routing_key, correlation_id, headers, body, x_death, deliveries) = columns;
+        Self { id, message_id, routing_key, correlation_id, headers, body, x_death, deliveries }
+    }
+}
 
 pub async fn move_due(c: &mut PgConnection, limit: i64, now: Timestamp) -> sqlx::Result<Moved> {
     let (rows, queues) = sqlx::query_as(

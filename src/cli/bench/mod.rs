@@ -1,0 +1,225 @@
+//! `stockade bench`: places orders over HTTP and measures until the last customer is notified.
+//!
+//! Everything is real: the server (its own, in this process, unless `--url` names another), the sockets, the
+//! durable database. The end state is verified by SQL, and a run that fails it exits non-zero.
+
+mod load;
+mod usage;
+mod verify;
+mod watch;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use stockade::app::{Builder, Running};
+use stockade::clock::{Clock, mint_id};
+use stockade::config::Settings;
+use stockade::db::{Db, Options};
+use stockade::telemetry::{self, LogFormat};
+
+use load::Workload;
+use usage::Usage;
+
+#[derive(Args)]
+pub struct Bench {
+    /// Orders to place in each round.
+    #[arg(long, default_value_t = 20_000)]
+    orders: usize,
+
+    /// Connections, each with one order under way.
+    #[arg(long, default_value_t = 64)]
+    concurrency: usize,
+
+    /// Stop placing after this long even if orders are left.
+    #[arg(long, value_parser = humantime::parse_duration)]
+    duration: Option<Duration>,
+
+    /// Orders per second; as fast as they go if not given. Latencies then count from when each order was due.
+    #[arg(long)]
+    rate: Option<f64>,
+
+    /// Rounds over the same database, each reported: shows whether the cost grows with the rows there.
+    #[arg(long, default_value_t = 1)]
+    rounds: usize,
+
+    /// A running server; without it, one is started in this process.
+    #[arg(long)]
+    url: Option<String>,
+
+    /// The database to run on (with --url: the one that server uses); a temporary SQLite file if not given.
+    #[arg(long, env = "STOCKADE_DATABASE_URL", hide_env_values = true)]
+    database_url: Option<String>,
+
+    #[arg(long, env = "STOCKADE_BROKER_URL", default_value = "embedded", hide_env_values = true)]
+    broker_url: String,
+
+    /// Print the result as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What a round measured. Latencies in milliseconds.
+#[derive(Debug, Clone, Serialize)]
+struct Report {
+    orders: usize,
+    orders_per_second: f64,
+    place_ms: Percentiles,
+    /// From sending the order to its notice being readable.
+    notified_ms: Percentiles,
+    /// Server and load generator, and the database server where it runs on this machine; null with --url.
+    cpu_seconds_per_1000: Option<f64>,
+    peak_rss_bytes: Option<u64>,
+    verified: bool,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    violations: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, Serialize)]
+struct Percentiles {
+    p50: f64,
+    p90: f64,
+    p99: f64,
+}
+
+impl Percentiles {
+    fn of(mut times: Vec<Duration>) -> Self {
+        times.sort_unstable();
+        let at = |share: f64| {
+            let index = ((times.len() as f64 * share).ceil() as usize).clamp(1, times.len().max(1)) - 1;
+            times.get(index).map_or(0.0, |time| (time.as_secs_f64() * 1e6).round() / 1e3)
+        };
+        Self { p50: at(0.50), p90: at(0.90), p99: at(0.99) }
+    }
+}
+
+impl Bench {
+    pub async fn run(self) -> anyhow::Result<ExitCode> {
+        telemetry::init("warn", LogFormat::Auto)?;
+        anyhow::ensure!(self.orders > 0 && self.concurrency > 0 && self.rounds > 0, "nothing to measure");
+        let scratch = Scratch::new()?;
+        let database_url = match (&self.database_url, &self.url) {
+            (Some(url), _) => url.clone(),
+            (None, None) => format!("sqlite:{}", scratch.folder.join("bench.db").display()),
+            (None, Some(_)) => anyhow::bail!("give --database-url too: the end state is verified by SQL"),
+        };
+        let server = match &self.url {
+            Some(_) => None,
+            None => Some(self.start_server(&database_url).await?),
+        };
+        let url = match (&self.url, &server) {
+            (Some(url), _) => url.clone(),
+            (None, Some(server)) => format!("http://{}", server.address),
+            (None, None) => unreachable!("a server is given or started"),
+        };
+        let db = Db::open_read_only(&Options::new(&database_url), Clock::System).await?;
+        let mut reports = Vec::new();
+        for round in 1..=self.rounds {
+            let report = self.round(&url, &db, server.is_some(), round).await?;
+            if !self.json {
+                report.print(round, self.rounds);
+            }
+            reports.push(report);
+        }
+        db.close().await;
+        if let Some(server) = server {
+            server.stop().await;
+        }
+        if self.json {
+            match reports.as_slice() {
+                [only] => println!("{}", serde_json::to_string_pretty(only)?),
+                rounds => println!("{}", serde_json::to_string_pretty(rounds)?),
+            }
+        }
+        let verified = reports.iter().all(|report| report.verified);
+        Ok(if verified { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+
+    async fn start_server(&self, database_url: &str) -> anyhow::Result<Running> {
+        let flags =
+            ["--listen", "127.0.0.1:0", "--database-url", database_url, "--broker-url", &self.broker_url];
+        Builder::new(Settings::from_flags(flags)?).start().await
+    }
+
+    async fn round(&self, url: &str, db: &Db, own_server: bool, round: usize) -> anyhow::Result<Report> {
+        let run = mint_id();
+        let workload = Workload::new(run, self.orders, self.concurrency, self.rate, self.duration);
+        workload.stock_up(url).await.context("cannot stock the shelves for the run")?;
+        let bar = self.progress_bar(round);
+        let before = Usage::now(db).await?;
+        let watcher = watch::Watcher::new(db.clone(), run, self.rate.is_some() || self.concurrency == 1);
+        let (placed, notified) = watch::run(&workload, url, watcher, &bar).await?;
+        let after = Usage::now(db).await?;
+        bar.finish_and_clear();
+        let first = placed.iter().map(|order| order.sent_at).min().context("no order was placed")?;
+        let last = notified.values().max().copied().unwrap_or(first);
+        let violations = verify::check(db, run, placed.len()).await?;
+        let notified_in = placed
+            .iter()
+            .filter_map(|order| Some(notified.get(&order.id)?.saturating_duration_since(order.due_at)))
+            .collect();
+        Ok(Report {
+            orders: placed.len(),
+            orders_per_second: (placed.len() as f64 / (last - first).as_secs_f64() * 10.0).round() / 10.0,
+            place_ms: Percentiles::of(placed.iter().map(|order| order.answered_at - order.due_at).collect()),
+            notified_ms: Percentiles::of(notified_in),
+            cpu_seconds_per_1000: own_server.then(|| after.cpu_per_1000(&before, placed.len())),
+            peak_rss_bytes: own_server.then_some(after.peak_rss_bytes),
+            verified: violations.is_empty(),
+            violations,
+        })
+    }
+
+    fn progress_bar(&self, round: usize) -> ProgressBar {
+        let bar = ProgressBar::new(self.orders as u64);
+        let style = ProgressStyle::with_template("{prefix} {bar:40} {pos}/{len} notified, {per_sec}, {elapsed}");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        bar.set_prefix(format!("round {round}/{}", self.rounds));
+        bar
+    }
+}
+
+impl Report {
+    fn print(&self, round: usize, rounds: usize) {
+        if rounds > 1 {
+            println!("round {round} of {rounds}");
+        }
+        let line = |name: &str, p: Percentiles| {
+            println!("  {name:<22} p50 {:>8.1} ms   p90 {:>8.1} ms   p99 {:>8.1} ms", p.p50, p.p90, p.p99);
+        };
+        println!("  {:<22} {} ({:.0}/s end to end)", "orders", self.orders, self.orders_per_second);
+        line("placing", self.place_ms);
+        line("placed to notified", self.notified_ms);
+        if let (Some(cpu), Some(rss)) = (self.cpu_seconds_per_1000, self.peak_rss_bytes) {
+            println!("  {:<22} {cpu:.3} s per 1,000 orders", "CPU");
+            println!("  {:<22} {}", "peak memory", bytesize::ByteSize(rss));
+        }
+        match self.violations.as_slice() {
+            [] => println!("  {:<22} yes: stock conserved, one reservation and one notice per order", "verified"),
+            violations => println!("  {:<22} NO: {}", "verified", violations.join("; ")),
+        }
+    }
+}
+
+/// A folder for the run's own database, gone afterwards.
+struct Scratch {
+    folder: std::path::PathBuf,
+}
+
+impl Scratch {
+    fn new() -> std::io::Result<Self> {
+        let folder = std::env::temp_dir().join(format!("stockade-bench-{}", mint_id()));
+        std::fs::create_dir(&folder)?;
+        Ok(Self { folder })
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // What cannot be removed is the temporary folder's owner's to clean.
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}

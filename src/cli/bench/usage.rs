@@ -1,0 +1,65 @@
+//! CPU and memory, read from /proc: this process, and a Postgres on the same machine with its children.
+
+use std::collections::HashMap;
+use std::fs;
+
+use stockade::db::{Conn, Db};
+
+/// What /proc counts CPU time in; fixed by the kernel's interface to user space.
+const TICKS_PER_SECOND: f64 = 100.0;
+
+pub struct Usage {
+    cpu_seconds: f64,
+    pub peak_rss_bytes: u64,
+}
+
+impl Usage {
+    pub async fn now(db: &Db) -> anyhow::Result<Self> {
+        let mut ticks = ticks_of("self").map_or(0, |(_, ticks)| ticks);
+        if let Some(postmaster) = postmaster(db).await? {
+            ticks += ticks_of_family(postmaster);
+        }
+        Ok(Self { cpu_seconds: ticks as f64 / TICKS_PER_SECOND, peak_rss_bytes: peak_rss() })
+    }
+
+    pub fn cpu_per_1000(&self, before: &Self, orders: usize) -> f64 {
+        let seconds = (self.cpu_seconds - before.cpu_seconds) / orders as f64 * 1000.0;
+        (seconds * 1e4).round() / 1e4
+    }
+}
+
+/// The process id of a Postgres whose data folder can be read here.
+async fn postmaster(db: &Db) -> anyhow::Result<Option<u32>> {
+    let mut tx = db.read().await?;
+    let Conn::Postgres(c) = tx.conn() else { return Ok(None) };
+    let folder: Result<String, _> =
+        sqlx::query_scalar("SELECT setting FROM pg_settings WHERE name = 'data_directory'").fetch_one(&mut **c).await;
+    let pid_file = folder.ok().and_then(|folder| fs::read_to_string(format!("{folder}/postmaster.pid")).ok());
+    Ok(pid_file.and_then(|text| text.lines().next()?.trim().parse().ok()))
+}
+
+/// (parent, CPU ticks of the process and of its children that have ended)
+fn ticks_of(pid: &str) -> Option<(u32, u64)> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let ticks = fields.get(11..15)?.iter().filter_map(|field| field.parse::<u64>().ok()).sum();
+    Some((fields.get(1)?.parse().ok()?, ticks))
+}
+
+fn ticks_of_family(root: u32) -> u64 {
+    let Ok(entries) = fs::read_dir("/proc") else { return 0 };
+    let processes: HashMap<u32, (u32, u64)> = entries
+        .filter_map(|entry| {
+            let pid = entry.ok()?.file_name().into_string().ok()?;
+            Some((pid.parse().ok()?, ticks_of(&pid)?))
+        })
+        .collect();
+    let belongs = |(pid, (parent, _)): &(&u32, &(u32, u64))| **pid == root || *parent == root;
+    processes.iter().filter(belongs).map(|(_, (_, ticks))| ticks).sum()
+}
+
+fn peak_rss() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0) * 1024
+}

@@ -1,0 +1,104 @@
+//! Watches the notices appear, as a reader of the database beside the server.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use futures_util::future::try_join_all;
+use indicatif::ProgressBar;
+use stockade::db::{Conn, Db};
+use stockade::http::caller::DEFAULT_GROUP;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use super::load::{Placed, Workload};
+
+/// How often to look: finely when latency is what is measured, rarely when looking would cost throughput.
+const LOOK_FINELY: Duration = Duration::from_millis(1);
+const LOOK_RARELY: Duration = Duration::from_millis(25);
+/// Notices are minted in the order of their ids but committed by several instances, so each look goes back a bit.
+const OVERLAP: usize = 500;
+/// How long without any new notice before the run is called stuck.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub struct Watcher {
+    db: Db,
+    last: Uuid,
+    every: Duration,
+    seen: HashMap<Uuid, Instant>,
+}
+
+/// Runs the load and the watch side by side: all that was placed, and when each order's notice was first seen.
+pub async fn run(
+    workload: &Workload,
+    url: &str,
+    mut watcher: Watcher,
+    bar: &ProgressBar,
+) -> anyhow::Result<(Vec<Placed>, HashMap<Uuid, Instant>)> {
+    let start = Instant::now();
+    let placing = try_join_all((0..workload.concurrency).map(|_| workload.work(url, start)));
+    tokio::pin!(placing);
+    let mut placed: Option<Vec<Placed>> = None;
+    let mut last_news = Instant::now();
+    loop {
+        if let Some(placed) = placed.take_if(|placed| placed.iter().all(|order| watcher.seen.contains_key(&order.id))) {
+            return Ok((placed, watcher.seen));
+        }
+        tokio::select! {
+            done = &mut placing, if placed.is_none() => {
+                placed = Some(done?.into_iter().flatten().collect());
+            }
+            () = tokio::time::sleep(watcher.every) => {}
+        }
+        if watcher.look().await? > 0 {
+            last_news = Instant::now();
+            bar.set_position(watcher.seen.len() as u64);
+        }
+        anyhow::ensure!(last_news.elapsed() < PATIENCE, "no notice for {PATIENCE:?}: the pipeline is stuck");
+    }
+}
+
+impl Watcher {
+    /// Watches for notices minted after `run` was.
+    pub fn new(db: Db, run: Uuid, finely: bool) -> Self {
+        let every = if finely { LOOK_FINELY } else { LOOK_RARELY };
+        Self { db, last: run, every, seen: HashMap::new() }
+    }
+
+    /// Notes the notices that have appeared; returns how many.
+    async fn look(&mut self) -> anyhow::Result<usize> {
+        let mut tx = self.db.read().await?;
+        // All in one row: on SQLite each row would cost the server two context switches.
+        let found: String = match tx.conn() {
+            Conn::Postgres(c) => {
+                sqlx::query_scalar(
+                    "SELECT COALESCE(json_agg(json_build_array(id, order_id)), '[]')::text FROM (
+                         SELECT id, order_id FROM notifications_notices WHERE group_id = $1 AND id > $2 ORDER BY id) n",
+                )
+                .bind(DEFAULT_GROUP)
+                .bind(self.last)
+                .fetch_one(&mut **c)
+                .await?
+            }
+            Conn::Sqlite(c) => {
+                sqlx::query_scalar(
+                    "SELECT json_group_array(json_array(lower(hex(id)), lower(hex(order_id)))) FROM (
+                         SELECT id, order_id FROM notifications_notices WHERE group_id = $1 AND id > $2 ORDER BY id)",
+                )
+                .bind(DEFAULT_GROUP)
+                .bind(self.last)
+                .fetch_one(&mut **c)
+                .await?
+            }
+        };
+        let rows: Vec<(Uuid, Uuid)> = serde_json::from_str(&found)?;
+        let now = Instant::now();
+        let known = self.seen.len();
+        for (_, order_id) in &rows {
+            self.seen.entry(*order_id).or_insert(now);
+        }
+        if rows.len() > OVERLAP {
+            self.last = rows[rows.len() - OVERLAP].0;
+        }
+        Ok(self.seen.len() - known)
+    }
+}
