@@ -1,4 +1,6 @@
 //! The tests that need a database, a server or a process of their own.
 
+mod inbox;
+mod outbox;
 mod smoke;
 mod support;
