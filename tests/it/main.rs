@@ -4,3 +4,4 @@ mod inbox;
 mod outbox;
 mod smoke;
 mod support;
+mod transports;
