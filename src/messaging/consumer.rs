@@ -330,7 +330,7 @@ impl<R: Reaction> Consumer<R> {
             attempts,
             due_in,
             reason: reason.map(str::to_owned),
-            last_error: error.map(|error| error.chars().take(ERROR_CHARS_MAX).collect()),
+            last_error: error.map(|error| event::without_nul(error).chars().take(ERROR_CHARS_MAX).collect()),
         };
         match outcome {
             Outcome::Done => (mark(State::Processed, None, None, None), Settle::Ack),
