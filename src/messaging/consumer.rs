@@ -395,7 +395,14 @@ impl<R: Reaction> Consumer<R> {
             inbox::record_run(&mut tx, R::NAME, &Arrival::from(&item.message)).await?;
         }
         tx.commit().await?;
-        self.run_halving(std::slice::from_ref(&item), settled).await
+        let ended = self.run_halving(std::slice::from_ref(&item), settled).await;
+        if ended.is_err() {
+            // The database's trouble is not the message's. Best effort: it may be too far away to say so.
+            let mut tx = self.kernel.db.begin().await?;
+            inbox::forget_run(&mut tx, R::NAME, id).await?;
+            tx.commit().await?;
+        }
+        ended
     }
 
     /// Everything is committed: tell the transport.
