@@ -40,7 +40,8 @@ pub async fn file(tx: &mut Tx, letter: &NewLetter) -> sqlx::Result<()> {
     let counted = crate::on!(tx, c => {
         sqlx::query(
             "UPDATE messaging_dead_letters SET count = count + 1, delivery_key = $3, x_death = $4, updated_at = $5
-             WHERE queue = $1 AND filing_key = $2 AND state = 'open' AND delivery_key <> $3",
+             WHERE queue = $1 AND filing_key = $2 AND state = 'open'
+                 AND NOT EXISTS (SELECT 1 FROM messaging_dead_letters WHERE queue = $1 AND delivery_key = $3)",
         )
         .bind(&letter.queue)
         .bind(&letter.filing_key)
