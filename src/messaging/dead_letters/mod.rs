@@ -231,7 +231,8 @@ pub async fn redrive(tx: &mut Tx, letter: &Letter) -> sqlx::Result<Redriven> {
     if let Some(event) = &event {
         let verdict = inbox::find_verdict(tx, &row.consumer, event.event_id).await?;
         let same_body = verdict.as_ref().is_some_and(|v| v.body_hash == event::hash_of(&letter.body));
-        if inbox::revive(tx, &row.consumer, event.event_id).await? == Some(State::Processed) && same_body {
+        // Another body than the one the inbox knows revives nothing: it will only be put aside again.
+        if same_body && inbox::revive(tx, &row.consumer, event.event_id).await? == Some(State::Processed) {
             return Ok(Redriven::AlreadyApplied);
         }
     }
