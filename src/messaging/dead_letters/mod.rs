@@ -238,6 +238,8 @@ pub async fn redrive(tx: &mut Tx, letter: &Letter) -> sqlx::Result<Redriven> {
     }
     let mut headers = letter.headers.as_object().cloned().unwrap_or_default();
     headers.remove("x-message-id");
+    // Postgres reads no JSON that holds a NUL, and one such row would stop its relay. The letter keeps them all.
+    headers.retain(|name, value| !name.contains('\0') && !value.to_string().contains("\\u0000"));
     if let Some(message_id) = &row.message_id {
         headers.insert("x-message-id".to_owned(), message_id.as_str().into());
     }
