@@ -1,6 +1,7 @@
 //! The tests that need a database, a server or a process of their own.
 
 mod consumers;
+mod dead_letters;
 mod inbox;
 mod outbox;
 mod smoke;
