@@ -199,7 +199,8 @@ async fn any_bytes_survive_the_outbox(db: TestDb) {
     let mut seen: Vec<Vec<u8>> =
         rig.subscribe(QUEUE).await.take(99).await.unwrap().into_iter().map(|d| d.body.to_vec()).collect();
     let mut sent: Vec<Vec<u8>> = bodies.iter().chain(&bodies).map(|body| body.to_vec()).collect();
-    (seen.sort(), sent.sort());
+    seen.sort();
+    sent.sort();
     assert!(seen == sent, "the bytes have changed");
 }
 

@@ -171,7 +171,8 @@ async fn any_bytes_pass_unchanged(rig: Rig) {
     subscription.reject(&tags(&taken)).await.unwrap();
     let dead = rig.subscribe(&dlq_of(QUEUE)).await.take(9).await.unwrap();
     let (mut dead, mut sent): (Vec<_>, Vec<_>) = (dead.iter().map(|d| d.body.to_vec()).collect(), sent);
-    (dead.sort(), sent.sort());
+    dead.sort();
+    sent.sort();
     assert!(dead == sent);
 }
 
