@@ -165,7 +165,9 @@ async fn holding_takes_stock_and_writes_reservations_with_lines(db: TestDb) {
     stock(&mut tx, "g", "B", 10).await;
     let made = [reservation(1, &[("A", 2), ("B", 3)]), reservation(2, &[("B", 1)])];
     let taken = [(("g".to_owned(), sku("A")), 2), (("g".to_owned(), sku("B")), 4)];
-    inventory::hold(&mut tx, &taken, &made, NOW).await.unwrap();
+    inventory::hold(&mut tx, &taken[..1], &made[..1], NOW).await.unwrap();
+    inventory::hold(&mut tx, &[(taken[1].0.clone(), 3)], &made[1..], NOW).await.unwrap();
+    inventory::hold(&mut tx, &[(taken[1].0.clone(), 1)], &[], NOW).await.unwrap(); // on top of what is held
     let list = inventory::list_stock(&mut tx, "g", None, None, 10).await.unwrap();
     assert_eq!(list.iter().map(|row| (row.on_hand, row.reserved)).collect::<Vec<_>>(), [(10, 2), (10, 4)]);
     let orders = [("g", made[0].order_id), ("g", mint_id()), ("other", made[1].order_id)];
