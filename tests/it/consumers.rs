@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
-use stockade::clock::mint_id;
+use stockade::clock::{Clock, mint_id};
 use stockade::messaging::Event;
 use stockade::messaging::consumer::Consumer;
 use stockade::messaging::health::LoopState;
@@ -346,7 +346,7 @@ async fn a_pause_survives_a_restart_and_the_loop_rests_and_resumes(db: TestDb) {
     });
 }
 
-async fn pauses_are_followed_by_the_bell(db: TestDb) {
+async fn pauses_are_followed_by_every_instance(db: TestDb) {
     let rig = Rig::new(&db).await;
     let mut gate = rig.kernel.pauses.gate("probe");
     let work = async {
@@ -360,6 +360,14 @@ async fn pauses_are_followed_by_the_bell(db: TestDb) {
     };
     tokio::select! { () = rig.kernel.pauses.clone().follow() => {} () = work => {} }
     assert!(!rig.kernel.pauses.is_paused("probe"));
+    if rig.is_postgres() {
+        // Another instance, to which no bell is carried, follows by looking.
+        let other = Pauses::load(db.open(Clock::System).await).await.unwrap();
+        let mut gate = other.gate("probe");
+        set_pause(&rig, true).await;
+        let within = tokio::time::timeout(crate::support::DEADLINE, gate.until(true));
+        tokio::select! { () = other.clone().follow() => {} followed = within => followed.expect("it follows") }
+    }
 }
 
 async fn a_soft_stop_finishes_the_batch_in_hand_and_burns_no_attempt(db: TestDb) {
@@ -384,6 +392,31 @@ async fn a_soft_stop_finishes_the_batch_in_hand_and_burns_no_attempt(db: TestDb)
     assert_eq!(rig.number("SELECT sum(deliveries) FROM messaging_queue").await, 0);
     rig.settle().await;
     assert_eq!(rig.effects(&later).await, 1);
+}
+
+async fn a_batch_that_runs_longer_than_its_lease_stays_its_consumers(db: TestDb) {
+    let lease = Duration::from_secs(6);
+    let rig = Rig::with_lease(&db, lease).await;
+    let event = told("hold");
+    rig.deliver(&event, 1).await;
+    let mut subscription = rig.subscribe(QUEUE).await;
+    let (consumed, ()) = tokio::join!(rig.consumer.try_once(&mut subscription), async {
+        rig.probe.until_holding().await;
+        // On SQLite the batch has the only writer, so nobody can take anything while it runs.
+        if rig.is_postgres() {
+            let renewed = "SELECT count(*) FROM messaging_queue WHERE lease_until > now() + interval '4 s'";
+            rig.advance(lease / 2).await;
+            assert_eq!(rig.number(renewed).await, 0);
+            eventually("a renewal", || async { (rig.number(renewed).await == 1).then_some(()) }).await;
+            rig.advance(lease / 2).await;
+            assert_eq!(rig.consume().await, 0, "the lease it began under is over, the renewed one is not");
+        }
+        rig.probe.let_go();
+    });
+    assert_eq!(consumed.unwrap(), 1);
+    rig.settle().await;
+    let row = rig.inbox(&event).await.unwrap();
+    assert_eq!((row.attempts, row.duplicates, rig.effects(&event).await), (1, 0, 1));
 }
 
 async fn the_messages_of_a_consumer_that_died_are_taken_over_after_its_lease(db: TestDb) {
@@ -442,7 +475,8 @@ each_database!(
     a_database_that_is_away_is_waited_for_and_counts_nothing,
     a_closed_database_loses_no_message,
     a_pause_survives_a_restart_and_the_loop_rests_and_resumes,
-    pauses_are_followed_by_the_bell,
+    pauses_are_followed_by_every_instance,
     a_soft_stop_finishes_the_batch_in_hand_and_burns_no_attempt,
+    a_batch_that_runs_longer_than_its_lease_stays_its_consumers,
     the_messages_of_a_consumer_that_died_are_taken_over_after_its_lease,
 );

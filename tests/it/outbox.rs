@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use stockade::clock::{Clock, mint_id};
 use stockade::messaging::outbox::{self, Backlog, Claimed, Entry, OutboxRow, Settlement};
+use stockade::messaging::relay::Relay;
 use stockade::messaging::transport::memory::Chaos;
 use uuid::Uuid;
 
@@ -96,6 +97,18 @@ async fn two_relays_claiming_at_once_share_the_rows(db: TestDb) {
     ids.dedup();
     assert_eq!(ids.len(), first.len() + second.len(), "no row is claimed twice");
     assert!(ids.len() >= 30);
+}
+
+async fn two_relays_at_once_publish_each_row_once(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    rig.tell(&many("note", 500)).await;
+    let second = Relay::new(rig.kernel.clone());
+    let work = async |relay: &Relay| while relay.try_once().await.unwrap() > 0 {};
+    tokio::join!(work(&rig.relay), work(&second));
+    // A pass that met only rows the other was moving has ended early.
+    work(&rig.relay).await;
+    assert_eq!(rig.depth(QUEUE).await.ready, 500);
+    assert_eq!(rig.number("SELECT count(DISTINCT message_id) FROM messaging_queue").await, 500);
 }
 
 async fn settling_is_fenced_by_the_claim(db: TestDb) {
@@ -305,6 +318,7 @@ each_database!(
     a_pass_takes_a_batch_and_the_next_one_goes_on,
     a_claimed_row_is_skipped_by_others_until_its_lease_ends,
     two_relays_claiming_at_once_share_the_rows,
+    two_relays_at_once_publish_each_row_once,
     settling_is_fenced_by_the_claim,
     a_refusal_counts_waits_and_in_the_end_is_dead,
     a_released_row_is_due_at_once_and_counts_nothing,
