@@ -332,7 +332,7 @@ impl<R: Reaction> Consumer<R> {
             attempts,
             due_in,
             reason: reason.map(str::to_owned),
-            last_error: error.map(|error| error.chars().take(ERROR_CHARS_MAX).collect()),
+            last_error: error.map(|error| event::without_nul(error).chars().take(ERROR_CHARS_MAX).collect()),
         };
         match outcome {
             Outcome::Done => (mark(State::Processed, None, None, None), Settle::Ack),
@@ -397,7 +397,14 @@ impl<R: Reaction> Consumer<R> {
             inbox::record_run(&mut tx, R::NAME, &Arrival::from(&item.message)).await?;
         }
         tx.commit().await?;
-        self.run_halving(std::slice::from_ref(&item), settled).await
+        let ended = self.run_halving(std::slice::from_ref(&item), settled).await;
+        if ended.is_err() {
+            // The database's trouble is not the message's. Best effort: it may be too far away to say so.
+            let mut tx = self.kernel.db.begin().await?;
+            inbox::forget_run(&mut tx, R::NAME, id).await?;
+            tx.commit().await?;
+        }
+        ended
     }
 
     /// Everything is committed: tell the transport.

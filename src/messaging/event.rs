@@ -125,7 +125,7 @@ pub struct Unreadable {
 
 impl Unreadable {
     fn new(code: &'static str, error: impl Into<String>) -> Self {
-        Self { code, error: error.into() }
+        Self { code, error: without_nul(&error.into()) }
     }
 }
 
@@ -213,6 +213,11 @@ fn check_label(event: &Event, label: Label<'_>) -> Result<(), Unreadable> {
         }
     }
     Ok(())
+}
+
+/// An error may quote what it is about, and text columns of Postgres take no NUL.
+pub fn without_nul(text: &str) -> String {
+    text.replace('\0', "\u{2400}")
 }
 
 /// Text that can stand in a column, a header and a log line as it is.

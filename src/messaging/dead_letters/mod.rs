@@ -40,7 +40,8 @@ pub async fn file(tx: &mut Tx, letter: &NewLetter) -> sqlx::Result<()> {
     let counted = crate::on!(tx, c => {
         sqlx::query(
             "UPDATE messaging_dead_letters SET count = count + 1, delivery_key = $3, x_death = $4, updated_at = $5
-             WHERE queue = $1 AND filing_key = $2 AND state = 'open' AND delivery_key <> $3",
+             WHERE queue = $1 AND filing_key = $2 AND state = 'open'
+                 AND NOT EXISTS (SELECT 1 FROM messaging_dead_letters WHERE queue = $1 AND delivery_key = $3)",
         )
         .bind(&letter.queue)
         .bind(&letter.filing_key)
@@ -230,12 +231,15 @@ pub async fn redrive(tx: &mut Tx, letter: &Letter) -> sqlx::Result<Redriven> {
     if let Some(event) = &event {
         let verdict = inbox::find_verdict(tx, &row.consumer, event.event_id).await?;
         let same_body = verdict.as_ref().is_some_and(|v| v.body_hash == event::hash_of(&letter.body));
-        if inbox::revive(tx, &row.consumer, event.event_id).await? == Some(State::Processed) && same_body {
+        // Another body than the one the inbox knows revives nothing: it will only be put aside again.
+        if same_body && inbox::revive(tx, &row.consumer, event.event_id).await? == Some(State::Processed) {
             return Ok(Redriven::AlreadyApplied);
         }
     }
     let mut headers = letter.headers.as_object().cloned().unwrap_or_default();
     headers.remove("x-message-id");
+    // Postgres reads no JSON that holds a NUL, and one such row would stop its relay. The letter keeps them all.
+    headers.retain(|name, value| !name.contains('\0') && !value.to_string().contains("\\u0000"));
     if let Some(message_id) = &row.message_id {
         headers.insert("x-message-id".to_owned(), message_id.as_str().into());
     }

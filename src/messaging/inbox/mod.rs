@@ -157,6 +157,21 @@ pub async fn record_run(tx: &mut Tx, consumer: &str, arrival: &Arrival<'_>) -> s
     })
 }
 
+/// Takes back a recorded run that the database, not the message, cut short.
+pub async fn forget_run(tx: &mut Tx, consumer: &str, event_id: Uuid) -> sqlx::Result<()> {
+    crate::on!(tx, c => {
+        sqlx::query(
+            "UPDATE messaging_inbox SET unfinished_runs = unfinished_runs - 1
+             WHERE consumer = $1 AND event_id = $2 AND unfinished_runs > 0",
+        )
+        .bind(consumer)
+        .bind(event_id)
+        .execute(c)
+        .await
+        .map(drop)
+    })
+}
+
 /// Moves a dead row to `retrying`, due at once, with its attempts forgotten; only a redrive does this.
 /// Returns the state the row was in, or `None` if there is no row.
 pub async fn revive(tx: &mut Tx, consumer: &str, event_id: Uuid) -> sqlx::Result<Option<State>> {

@@ -36,11 +36,12 @@ pub async fn insert_many(c: &mut SqliteConnection, entries: &[Entry], now: Times
         })
         .collect();
     sqlx::query(
+        // COALESCE: substr of a blob without bytes is NULL, and an empty body is a body
         "INSERT INTO messaging_outbox (id, event_id, kind, group_id, subsidiary_id, aggregate_type, aggregate_id,
              event_type, body, headers, status, available_at, created_at, correlation_id, causation_id, target)
          SELECT unhex(value ->> 0), unhex(value ->> 1), value ->> 2, value ->> 3, value ->> 4, value ->> 5,
-             value ->> 6, value ->> 7, substr($2, value ->> '$[8][0]', value ->> '$[8][1]'), value ->> 9,
-             'pending', value ->> 10, $3, value ->> 11, unhex(value ->> 12), value ->> 13
+             value ->> 6, value ->> 7, COALESCE(substr($2, value ->> '$[8][0]', value ->> '$[8][1]'), x''),
+             value ->> 9, 'pending', value ->> 10, $3, value ->> 11, unhex(value ->> 12), value ->> 13
          FROM json_each($1)",
     )
     .bind(Json(rows))

@@ -292,9 +292,10 @@ impl MemorySubscription {
     }
 
     fn settle(&mut self, tags: &[Tag]) -> Vec<Stored> {
+        let token = self.token;
         let (settled, kept) = std::mem::take(&mut self.taken)
             .into_iter()
-            .partition(|message| tags.iter().any(|tag| tag.id == message.id));
+            .partition(|message| tags.contains(&Tag { id: message.id, token }));
         self.taken = kept;
         settled
     }

@@ -2,6 +2,7 @@
 
 mod app;
 mod database;
+pub mod kernel;
 mod postgres;
 mod process;
 

@@ -1,0 +1,152 @@
+//! A broker that repeats, reorders, loses confirms and acknowledgements and refuses, by the seed: whatever it does,
+//! every event ends in exactly one effect or exactly one open dead letter. A failure names its seed.
+
+use stockade::messaging::outbox;
+use stockade::messaging::transport::Transport;
+use stockade::messaging::transport::memory::{Chaos, MemoryBroker};
+
+use crate::support::kernel::{AGES, ATTEMPTS_MAX, QUEUE, Rig, many};
+use crate::support::{Engine, TestDb};
+
+const CHAOS: Chaos = Chaos { duplicate: 0.15, reorder: 0.3, lose_confirm: 0.15, refuse: 0.1, lose_ack: 0.15 };
+const GOOD: usize = 192;
+/// Two of each of these among the good ones: two hundred in all.
+const BAD: [&str; 4] = ["retry", "reject", "violate", "panic"];
+/// Far more rounds than any seed needs to come to rest.
+const ROUNDS_MAX: usize = 200;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_seed_ends_in_one_effect_each_on_sqlite() {
+    let db = TestDb::new(Engine::Sqlite).await;
+    for seed in 1..=24 {
+        survive(&db, seed).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_seed_ends_in_one_effect_each_on_postgres() {
+    let db = TestDb::new(Engine::Postgres).await;
+    for seed in 101..=104 {
+        survive(&db, seed).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_fails_at_first_still_ends_in_one_effect() {
+    for (engine, seeds) in [(Engine::Sqlite, 201..=206), (Engine::Postgres, 301..=302)] {
+        let db = TestDb::new(engine).await;
+        for seed in seeds {
+            recover(&db, seed).await;
+        }
+    }
+}
+
+async fn recover(db: &TestDb, seed: u64) {
+    let (rig, broker) = Rig::in_memory(db, seed, CHAOS).await;
+    let events = many("retry", 200);
+    rig.tell(&events).await;
+    rig.settle().await;
+    assert!(rig.number("SELECT count(*) FROM messaging_inbox WHERE state = 'retrying'").await > 0, "seed {seed}");
+    rig.probe.heal();
+    settle_all(&rig, seed).await;
+    broker.heal();
+    settle_all(&rig, seed).await;
+    for event in &events {
+        assert_eq!(rig.effects(event).await, 1, "seed {seed}: {}", event.event_id);
+        assert_eq!(rig.inbox(event).await.unwrap().state, "processed", "seed {seed}: {}", event.event_id);
+    }
+    assert!(rig.letters().await.is_empty(), "seed {seed}");
+    rig.execute("DELETE FROM messaging_inbox").await;
+    rig.db.close().await;
+}
+
+async fn survive(db: &TestDb, seed: u64) {
+    let (rig, broker) = Rig::in_memory(db, seed, CHAOS).await;
+    let good = many("note", GOOD);
+    let bad: Vec<_> = BAD.iter().flat_map(|does| many(does, 2)).collect();
+    for group in [&good[..GOOD / 2], &bad, &good[GOOD / 2..]] {
+        rig.tell(group).await;
+    }
+    settle_all(&rig, seed).await;
+    broker.heal();
+    settle_all(&rig, seed).await;
+    for event in &good {
+        let row = rig.inbox(event).await.unwrap_or_else(|| panic!("seed {seed}: {} never arrived", event.event_id));
+        assert_eq!((row.state.as_str(), row.attempts), ("processed", 1), "seed {seed}: {}", event.event_id);
+        assert_eq!(rig.effects(event).await, 1, "seed {seed}: {}", event.event_id);
+    }
+    let letters = rig.letters().await;
+    for (event, does) in bad.iter().zip(BAD.iter().flat_map(|does| [does; 2])) {
+        let row = rig.inbox(event).await.unwrap_or_else(|| panic!("seed {seed}: {} never arrived", event.event_id));
+        let attempts = if *does == "reject" { 1 } else { ATTEMPTS_MAX };
+        assert_eq!((row.state.as_str(), row.attempts), ("dead", attempts), "seed {seed}: {does}");
+        assert_eq!(rig.effects(event).await, 0, "seed {seed}: {does}");
+        let id = Some(event.event_id.to_string());
+        let own: Vec<_> = letters.iter().filter(|letter| letter.message_id == id).collect();
+        let reason = match *does {
+            "reject" => "business-rule",
+            "panic" => "handler-panic",
+            _ => "retries-exhausted",
+        };
+        assert_eq!(own.len(), 1, "seed {seed}: {does}");
+        assert_eq!((own[0].reason.as_str(), own[0].state.as_str()), (reason, "open"), "seed {seed}");
+    }
+    let (mut tx, repeats) = (rig.db.read().await.unwrap(), "SELECT sum(duplicates) FROM messaging_inbox");
+    let now = tx.now();
+    assert_eq!(outbox::backlog(&mut tx, now).await.unwrap().dead, 0, "seed {seed}");
+    drop(tx);
+    assert!(rig.number(repeats).await > 0, "seed {seed}: the broker was tame");
+    rig.execute("DELETE FROM messaging_inbox").await;
+    rig.execute("DELETE FROM messaging_dead_letters").await;
+    rig.db.close().await;
+}
+
+/// Works until the outbox has nothing left to send and the broker nothing to deliver, letting time pass.
+async fn settle_all(rig: &Rig, seed: u64) {
+    for _ in 0..ROUNDS_MAX {
+        rig.settle().await;
+        let pending = rig.number("SELECT count(*) FROM messaging_outbox WHERE status IN ('pending', 'failed')").await;
+        if pending == 0 && rig.depth(QUEUE).await.ready == 0 {
+            return;
+        }
+        rig.advance(AGES).await;
+    }
+    panic!("seed {seed}: not settled after {ROUNDS_MAX} rounds");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_same_seed_misbehaves_the_same_way() {
+    let db = TestDb::new(Engine::Sqlite).await;
+    let rig = Rig::new(&db).await;
+    let mut histories = Vec::new();
+    for seed in [7, 7, 8] {
+        let broker = MemoryBroker::new(seed, CHAOS, rig.db.clock().clone());
+        histories.push(history(Transport::Memory(broker)).await);
+    }
+    assert_eq!(histories[0], histories[1]);
+    assert_ne!(histories[0], histories[2]);
+}
+
+/// What a broker hands out for a hundred numbered messages, acknowledged as they come.
+async fn history(transport: Transport) -> Vec<String> {
+    let mut seen = Vec::new();
+    let mut subscription = transport.subscribe(QUEUE).await.unwrap();
+    for number in 0..100 {
+        let message = stockade::messaging::transport::RawMessage {
+            queue: QUEUE.to_owned(),
+            routing_key: String::new(),
+            message_id: None,
+            correlation_id: None,
+            headers: serde_json::Map::new(),
+            body: format!("{number}").into(),
+        };
+        transport.publish_raw(&message, 1).await.unwrap();
+        if number % 10 == 9 {
+            for delivery in subscription.take(7).await.unwrap() {
+                seen.push(String::from_utf8(delivery.body.to_vec()).unwrap());
+                subscription.ack(&[delivery.tag]).await.unwrap();
+            }
+        }
+    }
+    seen
+}

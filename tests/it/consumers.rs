@@ -1,0 +1,482 @@
+//! The consumer loop: every event has its effect once, whatever its neighbours, its handler or the database do.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+use stockade::clock::{Clock, mint_id};
+use stockade::messaging::Event;
+use stockade::messaging::consumer::Consumer;
+use stockade::messaging::health::LoopState;
+use stockade::messaging::pause::{self, Pauses};
+use tokio_util::sync::CancellationToken;
+
+use crate::support::kernel::{AGES, ATTEMPTS_MAX, EVENT_BYTES_MAX, LEASE, QUEUE, Rig, many, told, told_with};
+use crate::support::{TestDb, each_database, eventually};
+
+async fn a_duplicate_has_no_second_effect_and_is_counted(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let events = many("note", 5);
+    for (event, copies) in events.iter().zip(1..) {
+        rig.deliver(event, copies).await;
+    }
+    assert_eq!(rig.consume().await, 15, "all copies in one batch");
+    for event in &events {
+        rig.deliver(event, 2).await;
+    }
+    rig.settle().await;
+    for (event, copies) in events.iter().zip(1..) {
+        assert_eq!(rig.effects(event).await, 1);
+        let row = rig.inbox(event).await.unwrap();
+        assert_eq!((row.state.as_str(), row.attempts, row.duplicates), ("processed", 1, copies - 1 + 2));
+    }
+    assert_eq!(rig.probe.batches().len(), 1, "a batch of nothing but duplicates never reaches the handler");
+}
+
+async fn two_instances_racing_over_copies_apply_each_event_once(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let events = many("note", 150);
+    for _ in 0..3 {
+        for event in &events {
+            rig.deliver(event, 1).await;
+        }
+    }
+    let second = Consumer::new(rig.kernel.clone(), rig.probe.clone());
+    let work = async |consumer: &Consumer<_>| {
+        let mut subscription = rig.subscribe(QUEUE).await;
+        while consumer.try_once(&mut subscription).await.unwrap() > 0 {}
+    };
+    tokio::join!(work(&rig.consumer), work(&second));
+    assert_each_once(&rig, &events).await;
+    assert_eq!(rig.number("SELECT sum(duplicates) FROM messaging_inbox").await, 300);
+    assert_eq!(rig.depth(QUEUE).await.ready, 0);
+}
+
+async fn each_event_of_a_batch_has_its_own_outcome(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let events = [told("note"), told("retry"), told("reject"), told("note")];
+    for event in &events {
+        rig.deliver(event, 1).await;
+    }
+    assert_eq!(rig.consume().await, 4);
+    let mut seen = Vec::new();
+    for event in &events {
+        let row = rig.inbox(event).await.unwrap();
+        seen.push((row.state, row.attempts, row.last_error, rig.effects(event).await));
+    }
+    let expected = [
+        ("processed", None, 1),
+        ("retrying", Some("retry on purpose"), 0),
+        ("dead", Some("reject on purpose"), 0),
+        ("processed", None, 1),
+    ];
+    let expected: Vec<_> = expected.map(|(s, e, n)| (s.to_owned(), 1, e.map(str::to_owned), n)).into();
+    assert_eq!(seen, expected);
+    assert_eq!(rig.probe.batches().len(), 1, "an outcome rolls nothing back");
+}
+
+async fn a_batch_that_fails_as_a_whole_is_halved_down_to_the_culprit(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let mut events = many("note", 100);
+    events[37] = told("violate");
+    for event in &events {
+        rig.deliver(event, 1).await;
+    }
+    assert_eq!(rig.consume().await, 100);
+    let culprit = events.remove(37);
+    assert_each_once(&rig, &events).await;
+    let row = rig.inbox(&culprit).await.unwrap();
+    assert_eq!((row.state.as_str(), row.attempts), ("retrying", 1));
+    assert!(row.last_error.unwrap().starts_with("database: "));
+    // Halving a hundred takes at most two batches a level over seven levels.
+    assert!(rig.probe.batches().len() <= 15, "{}", rig.probe.batches().len());
+    for _ in 0..ATTEMPTS_MAX {
+        rig.advance(AGES).await;
+        rig.settle().await;
+    }
+    let letters = rig.letters().await;
+    assert_eq!(letters.len(), 1);
+    assert_eq!((letters[0].reason.as_str(), letters[0].attempts), ("retries-exhausted", ATTEMPTS_MAX));
+    assert_eq!(letters[0].message_id, Some(culprit.event_id.to_string()));
+    assert_eq!(rig.effects(&culprit).await, 0);
+    assert_each_once(&rig, &events).await;
+}
+
+async fn a_panic_is_retried_and_ends_as_handler_panic(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let neighbours = many("note", 3);
+    // A NUL in what the handler says: no text column of Postgres takes one, and the books must still be kept.
+    let culprit = told_with(json!({ "does": "panic", "text": "boom \u{0} on purpose" }));
+    for event in neighbours.iter().chain([&culprit]) {
+        rig.deliver(event, 1).await;
+    }
+    for attempt in 1..=ATTEMPTS_MAX {
+        rig.settle().await;
+        let row = rig.inbox(&culprit).await.unwrap();
+        let state = if attempt < ATTEMPTS_MAX { "retrying" } else { "dead" };
+        assert_eq!((row.state.as_str(), row.attempts), (state, attempt));
+        assert!(row.last_error.unwrap().contains("boom"));
+        rig.advance(AGES).await;
+    }
+    assert_each_once(&rig, &neighbours).await;
+    let letters = rig.letters().await;
+    assert_eq!((letters.len(), letters[0].reason.as_str()), (1, "handler-panic"));
+    assert!(letters[0].error.contains("the handler panicked: boom"));
+}
+
+async fn retries_go_through_the_outbox_with_backoff_and_keep_id_and_correlation(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let event = told("retry");
+    let body = format!("{}\n", String::from_utf8(event.to_body()).unwrap()).into_bytes();
+    rig.deliver_raw(&body, Some(&event.event_id.to_string()), Map::new(), 1).await;
+    let waiting = "SELECT count(*) FROM messaging_outbox WHERE kind = 'retry' AND status = 'pending' AND target = ";
+    let waiting = format!("{waiting}'{QUEUE}'");
+    // 5 s doubled for each attempt, spread between the half and the whole of it.
+    for (attempt, longest) in [(1, 10), (2, 20)] {
+        assert_eq!(rig.consume().await, 1);
+        assert_eq!((rig.number(&waiting).await, rig.depth(QUEUE).await.ready), (1, 0), "written, then acknowledged");
+        assert_eq!(rig.inbox(&event).await.unwrap().attempts, attempt);
+        rig.advance(Duration::from_secs(longest / 2 - 1)).await;
+        assert_eq!(rig.relay.try_once().await.unwrap(), 0, "not before half the delay");
+        rig.advance(Duration::from_secs(longest / 2 + 1)).await;
+        assert_eq!(rig.relay.try_once().await.unwrap(), 1, "but after the whole of it");
+        let mut peek = rig.subscribe(QUEUE).await;
+        let delivery = peek.take(1).await.unwrap().remove(0);
+        assert_eq!(delivery.body, body);
+        assert_eq!(delivery.message_id, Some(event.event_id.to_string()));
+        assert_eq!(delivery.correlation_id.as_deref(), Some(event.correlation_id.as_str()));
+        assert_eq!(delivery.headers["x-attempts"], attempt);
+        peek.release(&[delivery.tag]).await.unwrap();
+    }
+    rig.probe.heal();
+    rig.settle().await;
+    let row = rig.inbox(&event).await.unwrap();
+    assert_eq!((row.state.as_str(), row.attempts, row.duplicates), ("processed", 3, 0));
+    assert_eq!((rig.effects(&event).await, row.correlation_id), (1, event.correlation_id));
+}
+
+async fn poison_is_filed_verbatim_with_its_reason(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let changed = |change: &dyn Fn(&mut Value)| {
+        let mut value: Value = serde_json::from_slice(&told("note").to_body()).unwrap();
+        change(&mut value);
+        serde_json::to_vec(&value).unwrap()
+    };
+    let poison: Vec<(&str, Vec<u8>)> = vec![
+        ("too-large", vec![b' '; EVENT_BYTES_MAX + 1]),
+        ("not-utf8", b"\xff\xfe\x00\x80".to_vec()),
+        ("not-json", Vec::new()),
+        ("not-json", b"\x00".to_vec()),
+        ("not-json", b"{\"event_id\":".to_vec()),
+        ("too-deep", "[".repeat(65).into_bytes()),
+        ("no-id", b"{}".to_vec()),
+        ("no-id", changed(&|v| v["event_id"] = Value::Null)),
+        ("schema", b"[1]".to_vec()),
+        ("schema", changed(&|v| v["event_id"] = "\u{0}".into())),
+        ("schema", changed(&|v| v["group_id"] = "a\u{0}b".into())),
+        ("schema", changed(&|v| v["payload"] = json!({ "does": "\u{0}" }))),
+        ("schema", changed(&|v| v["payload"] = Value::Null)),
+        ("unknown-type", changed(&|v| v["event_type"] = "vanished".into())),
+    ];
+    let good = told("note");
+    rig.deliver(&good, 1).await;
+    for (_, body) in &poison {
+        rig.deliver_raw(body, None, Map::new(), 1).await;
+    }
+    let headers = json!({ "x-event-id": mint_id().to_string() }).as_object().unwrap().clone();
+    rig.deliver_raw(&told("note").to_body(), Some("nonsense"), Map::new(), 1).await;
+    rig.deliver_raw(&told("note").to_body(), None, headers, 1).await;
+    rig.settle().await;
+    let letters = rig.letters().await;
+    let mut filed = Vec::new();
+    for letter in &letters {
+        assert_eq!((letter.queue.as_str(), letter.consumer.as_str(), letter.state.as_str()), (QUEUE, "probe", "open"));
+        assert!(!letter.error.is_empty(), "{}", letter.reason);
+        assert_eq!(letter.x_death[0]["reason"], "rejected");
+        filed.push((letter.reason.clone(), rig.letter(letter.id).await.body));
+    }
+    let (labelled, plain): (Vec<_>, Vec<_>) = filed.into_iter().partition(|(reason, _)| reason == "id-mismatch");
+    assert_eq!(labelled.len(), 2);
+    let expected: Vec<_> = poison.into_iter().map(|(reason, body)| (reason.to_owned(), body)).collect();
+    assert!(plain == expected, "{:?}", plain.iter().map(|(reason, _)| reason).collect::<Vec<_>>());
+    assert_eq!(rig.effects(&good).await, 1, "the good one among them is none the worse");
+    assert_eq!(rig.number("SELECT count(*) FROM messaging_inbox").await, 1);
+}
+
+async fn from_the_third_delivery_on_a_message_runs_alone(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let (suspects, fresh) = (many("note", 2), many("note", 3));
+    for event in &suspects {
+        rig.deliver(event, 1).await;
+    }
+    for _ in 0..2 {
+        assert_eq!(rig.subscribe(QUEUE).await.take(9).await.unwrap().len(), 2);
+        rig.advance(LEASE + Duration::from_secs(1)).await;
+    }
+    for event in &fresh {
+        rig.deliver(event, 1).await;
+    }
+    assert_eq!(rig.consume().await, 5);
+    let sizes: Vec<usize> = rig.probe.batches().iter().map(Vec::len).collect();
+    assert_eq!(sizes, [3, 1, 1]);
+    for event in suspects.iter().chain(&fresh) {
+        assert_eq!(rig.effects(event).await, 1);
+        let row = rig.inbox(event).await.unwrap();
+        assert_eq!((row.state.as_str(), row.attempts), ("processed", 1));
+    }
+    assert_eq!(rig.number("SELECT sum(unfinished_runs) FROM messaging_inbox").await, 0);
+}
+
+async fn a_message_that_kills_its_consumer_again_and_again_is_rejected(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let (killer, bystander) = (told("hang"), told("note"));
+    rig.deliver(&killer, 1).await;
+    rig.deliver(&bystander, 1).await;
+    // Twice in company, then three times alone, each run recorded before it starts.
+    for _ in 0..5 {
+        die_mid_batch(&rig).await;
+        assert!(rig.letters().await.is_empty());
+        rig.advance(LEASE + Duration::from_secs(1)).await;
+    }
+    assert_eq!(rig.number("SELECT CAST(max(unfinished_runs) AS bigint) FROM messaging_inbox").await, 3);
+    rig.settle().await;
+    let letters = rig.letters().await;
+    assert_eq!((letters.len(), letters[0].reason.as_str()), (1, "process-killer"));
+    assert_eq!(letters[0].message_id, Some(killer.event_id.to_string()));
+    assert_eq!((rig.effects(&killer).await, rig.effects(&bystander).await), (0, 1));
+    // Once its handler is mended it goes through.
+    rig.probe.heal();
+    rig.redrive(letters[0].id).await;
+    rig.settle().await;
+    assert_eq!(rig.effects(&killer).await, 1);
+}
+
+async fn a_database_that_is_away_makes_no_process_killer(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let event = told("away");
+    rig.deliver(&event, 1).await;
+    for _ in 0..2 {
+        assert_eq!(rig.subscribe(QUEUE).await.take(1).await.unwrap().len(), 1);
+        rig.advance(LEASE + Duration::from_secs(1)).await;
+    }
+    // Alone from here on. The database fails under it far more often than a killer may kill.
+    for _ in 0..6 {
+        assert!(rig.consumer.try_once(&mut rig.subscribe(QUEUE).await).await.is_err());
+    }
+    rig.probe.heal();
+    rig.settle().await;
+    assert_eq!((rig.effects(&event).await, rig.letters().await.len()), (1, 0));
+    let row = rig.inbox(&event).await.unwrap();
+    assert_eq!((row.state.as_str(), row.attempts), ("processed", 1));
+}
+
+async fn a_database_that_is_away_is_waited_for_and_counts_nothing(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let events = [told("note"), told("away")];
+    for event in &events {
+        rig.deliver(event, 1).await;
+    }
+    let stop = CancellationToken::new();
+    let consumer = Consumer::new(rig.kernel.clone(), rig.probe.clone());
+    let started = tokio::time::Instant::now();
+    tokio::join!(consumer.run(stop.clone()), async {
+        eventually("the fourth try", || async { (rig.probe.batches().len() >= 4).then_some(()) }).await;
+        // Pauses of 100, 200 and 400 ms lie between four tries; a hot loop would be there at once.
+        assert!(started.elapsed() >= Duration::from_millis(700), "{:?}", started.elapsed());
+        let status = eventually("trouble in health", || async {
+            let status = rig.kernel.health.statuses()["probe"].clone();
+            (status.state == LoopState::Troubled).then_some(status)
+        });
+        assert!(status.await.last_error.is_some());
+        assert_eq!(rig.number("SELECT count(*) FROM messaging_inbox").await, 0);
+        rig.probe.heal();
+        eventually("both done", || async { (rig.effects(&events[1]).await == 1).then_some(()) }).await;
+        stop.cancel();
+    });
+    for event in &events {
+        let row = rig.inbox(event).await.unwrap();
+        assert_eq!((row.attempts, row.duplicates, rig.effects(event).await), (1, 0, 1));
+    }
+}
+
+async fn a_closed_database_loses_no_message(db: TestDb) {
+    let event = told("note");
+    {
+        let rig = Rig::new(&db).await;
+        rig.deliver(&event, 1).await;
+        rig.db.close().await;
+        assert!(rig.consumer.try_once(&mut rig.subscribe(QUEUE).await).await.is_err());
+        assert!(rig.relay.try_once().await.is_err());
+    }
+    let rig = Rig::new(&db).await;
+    let mut subscription = rig.subscribe(QUEUE).await;
+    let taken = subscription.take(9).await.unwrap();
+    assert_eq!((taken.len(), taken[0].deliveries), (1, 1));
+    subscription.release(&[taken[0].tag]).await.unwrap();
+    rig.settle().await;
+    assert_eq!(rig.effects(&event).await, 1);
+}
+
+async fn a_pause_survives_a_restart_and_the_loop_rests_and_resumes(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let (before, meanwhile) = (told("note"), told("note"));
+    let stop = CancellationToken::new();
+    let consumer = Consumer::new(rig.kernel.clone(), rig.probe.clone());
+    tokio::join!(consumer.run(stop.clone()), async {
+        rig.deliver(&before, 1).await;
+        eventually("it runs", || async { (rig.effects(&before).await == 1).then_some(()) }).await;
+        set_pause(&rig, true).await;
+        rig.kernel.health.until_paused("probe", true).await;
+        stop.cancel();
+    });
+    // A new process reads the row and never begins.
+    let pauses = Pauses::load(rig.db.clone()).await.unwrap();
+    assert!(pauses.is_paused("probe") && !pauses.is_paused("relay"));
+    let kernel = stockade::messaging::Kernel { pauses, ..rig.kernel.clone() };
+    let rig = Rig { kernel: kernel.clone(), ..rig };
+    let stop = CancellationToken::new();
+    rig.deliver(&meanwhile, 1).await;
+    let consumer = Consumer::new(kernel, rig.probe.clone());
+    tokio::join!(consumer.run(stop.clone()), async {
+        rig.kernel.health.until_paused("probe", true).await;
+        tokio::time::sleep(rig.kernel.tuning.poll * 5).await; // long enough for a loop that does not rest
+        assert_eq!((rig.effects(&meanwhile).await, rig.depth(QUEUE).await.ready), (0, 1));
+        set_pause(&rig, false).await;
+        eventually("it resumes", || async { (rig.effects(&meanwhile).await == 1).then_some(()) }).await;
+        stop.cancel();
+    });
+}
+
+async fn pauses_are_followed_by_every_instance(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let mut gate = rig.kernel.pauses.gate("probe");
+    let work = async {
+        for paused in [true, false] {
+            let mut tx = rig.db.begin().await.unwrap();
+            pause::set(&mut tx, "probe", paused).await.unwrap();
+            pause::set(&mut tx, "probe", paused).await.unwrap(); // twice is no error
+            tx.commit().await.unwrap();
+            tokio::time::timeout(crate::support::DEADLINE, gate.until(paused)).await.expect("the gate follows");
+        }
+    };
+    tokio::select! { () = rig.kernel.pauses.clone().follow() => {} () = work => {} }
+    assert!(!rig.kernel.pauses.is_paused("probe"));
+    if rig.is_postgres() {
+        // Another instance, to which no bell is carried, follows by looking.
+        let other = Pauses::load(db.open(Clock::System).await).await.unwrap();
+        let mut gate = other.gate("probe");
+        set_pause(&rig, true).await;
+        let within = tokio::time::timeout(crate::support::DEADLINE, gate.until(true));
+        tokio::select! { () = other.clone().follow() => {} followed = within => followed.expect("it follows") }
+    }
+}
+
+async fn a_soft_stop_finishes_the_batch_in_hand_and_burns_no_attempt(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let (held, later) = (told("hold"), told("note"));
+    rig.deliver(&held, 1).await;
+    let stop = CancellationToken::new();
+    let consumer = Consumer::new(rig.kernel.clone(), rig.probe.clone());
+    tokio::join!(consumer.run(stop.clone()), async {
+        rig.probe.until_holding().await;
+        stop.cancel();
+        rig.probe.let_go();
+    });
+    assert_eq!(rig.kernel.health.statuses()["probe"].state, LoopState::Stopped);
+    let row = rig.inbox(&held).await.unwrap();
+    assert_eq!((row.state.as_str(), row.attempts, rig.effects(&held).await), ("processed", 1, 1));
+    assert_eq!(rig.number("SELECT count(*) FROM messaging_queue").await, 0, "acknowledged before it stopped");
+    assert_eq!(rig.depth(QUEUE).await.consumers, Some(0), "and signed off");
+    // What comes after the stop is left for the next, untouched.
+    rig.deliver(&later, 1).await;
+    Consumer::new(rig.kernel.clone(), rig.probe.clone()).run(stop).await;
+    assert_eq!(rig.number("SELECT sum(deliveries) FROM messaging_queue").await, 0);
+    rig.settle().await;
+    assert_eq!(rig.effects(&later).await, 1);
+}
+
+async fn a_batch_that_runs_longer_than_its_lease_stays_its_consumers(db: TestDb) {
+    let lease = Duration::from_secs(6);
+    let rig = Rig::with_lease(&db, lease).await;
+    let event = told("hold");
+    rig.deliver(&event, 1).await;
+    let mut subscription = rig.subscribe(QUEUE).await;
+    let (consumed, ()) = tokio::join!(rig.consumer.try_once(&mut subscription), async {
+        rig.probe.until_holding().await;
+        // On SQLite the batch has the only writer, so nobody can take anything while it runs.
+        if rig.is_postgres() {
+            let renewed = "SELECT count(*) FROM messaging_queue WHERE lease_until > now() + interval '4 s'";
+            rig.advance(lease / 2).await;
+            assert_eq!(rig.number(renewed).await, 0);
+            eventually("a renewal", || async { (rig.number(renewed).await == 1).then_some(()) }).await;
+            rig.advance(lease / 2).await;
+            assert_eq!(rig.consume().await, 0, "the lease it began under is over, the renewed one is not");
+        }
+        rig.probe.let_go();
+    });
+    assert_eq!(consumed.unwrap(), 1);
+    rig.settle().await;
+    let row = rig.inbox(&event).await.unwrap();
+    assert_eq!((row.attempts, row.duplicates, rig.effects(&event).await), (1, 0, 1));
+}
+
+async fn the_messages_of_a_consumer_that_died_are_taken_over_after_its_lease(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let mut events = many("note", 9);
+    events.push(told("hang"));
+    for event in &events {
+        rig.deliver(event, 1).await;
+    }
+    die_mid_batch(&rig).await;
+    rig.probe.heal();
+    rig.settle().await;
+    for event in &events {
+        assert_eq!(rig.effects(event).await, 0, "rolled back, and held until the lease ends");
+    }
+    rig.advance(LEASE + Duration::from_secs(1)).await;
+    rig.settle().await;
+    assert_each_once(&rig, &events).await;
+    assert_eq!(rig.number("SELECT sum(duplicates) FROM messaging_inbox").await, 0);
+}
+
+/// Runs the consumer until its handler hangs, and drops it there.
+async fn die_mid_batch(rig: &Rig) {
+    let mut subscription = rig.subscribe(QUEUE).await;
+    tokio::select! {
+        _ = rig.consumer.try_once(&mut subscription) => panic!("nothing hangs"),
+        () = rig.probe.until_holding() => {}
+    }
+}
+
+async fn set_pause(rig: &Rig, paused: bool) {
+    let mut tx = rig.db.begin().await.unwrap();
+    pause::set(&mut tx, "probe", paused).await.unwrap();
+    tx.commit().await.unwrap();
+    rig.kernel.pauses.reread().await;
+}
+
+async fn assert_each_once(rig: &Rig, events: &[Event]) {
+    for event in events {
+        assert_eq!(rig.effects(event).await, 1);
+        assert_eq!(rig.inbox(event).await.unwrap().state, "processed");
+    }
+}
+
+each_database!(
+    a_duplicate_has_no_second_effect_and_is_counted,
+    two_instances_racing_over_copies_apply_each_event_once,
+    each_event_of_a_batch_has_its_own_outcome,
+    a_batch_that_fails_as_a_whole_is_halved_down_to_the_culprit,
+    a_panic_is_retried_and_ends_as_handler_panic,
+    retries_go_through_the_outbox_with_backoff_and_keep_id_and_correlation,
+    poison_is_filed_verbatim_with_its_reason,
+    from_the_third_delivery_on_a_message_runs_alone,
+    a_message_that_kills_its_consumer_again_and_again_is_rejected,
+    a_database_that_is_away_makes_no_process_killer,
+    a_database_that_is_away_is_waited_for_and_counts_nothing,
+    a_closed_database_loses_no_message,
+    a_pause_survives_a_restart_and_the_loop_rests_and_resumes,
+    pauses_are_followed_by_every_instance,
+    a_soft_stop_finishes_the_batch_in_hand_and_burns_no_attempt,
+    a_batch_that_runs_longer_than_its_lease_stays_its_consumers,
+    the_messages_of_a_consumer_that_died_are_taken_over_after_its_lease,
+);

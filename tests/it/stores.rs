@@ -1,0 +1,494 @@
+//! Every function of the stores, run on both databases: the SQL differs, the results must not.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use stockade::clock::{Timestamp, mint_id};
+use stockade::db::{Db, Tx};
+use stockade::inventory::store::{self as inventory, Adjustment, NewReservation};
+use stockade::lifecycle::{Lifecycle, Stage};
+use stockade::messaging::dead_letters;
+use stockade::messaging::event::hash_of;
+use stockade::messaging::faults::Faults;
+use stockade::messaging::inbox::{self, Arrival, Mark, State};
+use stockade::messaging::outbox::{self, Entry};
+use stockade::notifications::model::Kind;
+use stockade::notifications::store::{self as notifications, NewNotice};
+use stockade::numbers::Numbers;
+use stockade::orders::desk::Desk;
+use stockade::orders::events::{Item, Price, Quantity, Sku};
+use stockade::orders::model::{Order, OrderId, Placing, Request, Status};
+use stockade::orders::service::{self, Answer, Placed, Submission};
+use stockade::orders::store::{self as orders, Key, KeyUse};
+use uuid::Uuid;
+
+use crate::support::kernel::{AGES, KEY, QUEUE, Rig, event, many, told};
+use crate::support::{TestDb, each_database};
+
+const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
+
+// Orders.
+
+async fn orders_are_listed_by_each_filter_newest_first(db: TestDb) {
+    let mut tx = begin(&db).await;
+    let placed = [
+        order("g", "alice", 1, &[("A", 2, 250), ("B", 1, 99)]),
+        order("g", "bob", 2, &[("B", 3, 0)]),
+        order("g", "alice", 3, &[("C", 1, 5), ("C", 2, 7)]),
+        order("other", "alice", 1, &[("A", 1, 1)]),
+    ];
+    orders::insert_many(&mut tx, &placed).await.unwrap();
+    let all = orders::list(&mut tx, of_group(10)).await.unwrap();
+    assert_eq!(ids(&all), [placed[2].id, placed[1].id, placed[0].id]);
+    let (written, read) = (&placed[0], &all[2]);
+    assert_eq!(read.items, written.items, "with their lines, in their order");
+    assert_eq!((read.total_minor, read.number.as_str(), read.status), (599, "ORD-1", Status::Placed));
+    assert_eq!((read.created_at, read.updated_at, read.hold_expires_at), (NOW, NOW, None));
+    assert_eq!((&read.subsidiary_id, &read.currency, &read.reason), (&Some("s".to_owned()), &"USD".to_owned(), &None));
+    assert_eq!(all[0].items.len(), 2, "two lines of one SKU stay two lines");
+    let narrowed = [
+        (orders::Query { id: Some(placed[1].id.0), ..of_group(10) }, vec![placed[1].id]),
+        (orders::Query { number: Some("ORD-3".into()), ..of_group(10) }, vec![placed[2].id]),
+        (orders::Query { customer_id: Some("alice".into()), ..of_group(10) }, vec![placed[2].id, placed[0].id]),
+        (orders::Query { sku: Some("B".into()), ..of_group(10) }, vec![placed[1].id, placed[0].id]),
+        (orders::Query { status: Some(Status::Reserved), ..of_group(10) }, vec![]),
+        (orders::Query { status: Some(Status::Placed), sku: Some("C".into()), ..of_group(10) }, vec![placed[2].id]),
+        (orders::Query { before: Some(placed[2].id.0), ..of_group(1) }, vec![placed[1].id]),
+        (orders::Query { before: Some(placed[0].id.0), ..of_group(1) }, vec![]),
+        (orders::Query { group_id: "other".into(), ..of_group(10) }, vec![placed[3].id]),
+    ];
+    for (query, expected) in narrowed {
+        let text = format!("{query:?}");
+        assert_eq!(ids(&orders::list(&mut tx, query).await.unwrap()), expected, "{text}");
+    }
+}
+
+async fn an_order_is_answered_once(db: TestDb) {
+    let mut tx = begin(&db).await;
+    let placed = [order("g", "a", 1, &[("A", 1, 0)]), order("g", "a", 2, &[("A", 1, 0)]), order("h", "a", 1, &[])];
+    orders::insert_many(&mut tx, &placed).await.unwrap();
+    let answer = |order: &Order, group: &str, status, reason: Option<&str>| Answer {
+        group_id: group.into(),
+        order_id: order.id,
+        status,
+        reason: reason.map(str::to_owned),
+    };
+    let first = [
+        answer(&placed[0], "g", Status::Reserved, None),
+        answer(&placed[1], "g", Status::Rejected, Some("Insufficient A: need 1, have 0")),
+        answer(&placed[2], "g", Status::Reserved, None), // another tenant's order
+    ];
+    let later = NOW.plus(Duration::from_secs(1));
+    orders::answer_many(&mut tx, &first, later).await.unwrap();
+    let second = [answer(&placed[0], "g", Status::Rejected, Some("too late"))];
+    orders::answer_many(&mut tx, &second, later.plus(AGES)).await.unwrap();
+    let all = orders::list(&mut tx, of_group(10)).await.unwrap();
+    assert_eq!((all[1].status, &all[1].reason, all[1].updated_at), (Status::Reserved, &None, later));
+    assert_eq!((all[0].status, all[0].reason.as_deref()), (Status::Rejected, Some("Insufficient A: need 1, have 0")));
+    let foreign = orders::list(&mut tx, orders::Query { group_id: "h".into(), ..of_group(1) }).await.unwrap();
+    assert_eq!((foreign[0].status, foreign[0].updated_at), (Status::Placed, NOW));
+}
+
+async fn a_key_stands_for_its_first_use(db: TestDb) {
+    let mut tx = begin(&db).await;
+    let uses: Vec<KeyUse> = (1..=4u8).map(|n| KeyUse { fingerprint: [n; 32], order_id: OrderId(mint_id()) }).collect();
+    let key = |group_id, key, first_use| Key { group_id, route: "POST /v1/orders", key, first_use };
+    let first = [key("g", "one", &uses[0]), key("g", "two", &uses[1])];
+    assert_eq!(orders::claim_keys(&mut tx, &first, NOW).await.unwrap(), uses[..2]);
+    let second = [key("g", "two", &uses[2]), key("g", "three", &uses[2]), key("other", "two", &uses[3])];
+    let standing = orders::claim_keys(&mut tx, &second, NOW).await.unwrap();
+    assert_eq!(standing, [uses[1].clone(), uses[2].clone(), uses[3].clone()], "by tenant and key, in order");
+    let elsewhere = Key { route: "POST /v1/elsewhere", ..key("g", "two", &uses[3]) };
+    assert_eq!(orders::claim_keys(&mut tx, &[elsewhere], NOW).await.unwrap(), uses[3..], "and by route");
+}
+
+async fn an_order_number_that_is_taken_is_minted_again(db: TestDb) {
+    let db = db.open(stockade::clock::Clock::System).await;
+    let lifecycle = Lifecycle::default();
+    let mut numbers = Vec::new();
+    for _ in 0..2 {
+        // Both clerks begin with the same number.
+        let minted = Arc::new(Numbers::starting_at("ORD", 31));
+        let (desk, clerk) = Desk::open(db.clone(), Faults::default(), minted);
+        lifecycle.spawn(Stage::Work, "desk", |stop| clerk.run(stop));
+        let request = Request::try_new("alice".into(), "USD".into(), vec![item("A", 1, 0)], 9).unwrap();
+        let submission = Submission { placing: placing("g"), request, key: None };
+        let Placed::New(order) = desk.place(submission).await.unwrap() else { panic!("a new order") };
+        numbers.push(order.number);
+    }
+    assert_eq!(numbers[0], "ORD-0000000Z");
+    assert_ne!(numbers[1], numbers[0]);
+    let mut tx = db.read().await.unwrap();
+    let found = service::get(&mut tx, "g", "ord-0000000z").await.unwrap();
+    assert_eq!(found.number, numbers[0]);
+    assert_eq!(orders::list(&mut tx, of_group(10)).await.unwrap().len(), 2);
+    // One event each: the try that failed left none behind.
+    let query = outbox::Query { limit: 10, ..outbox::Query::default() };
+    assert_eq!(outbox::list(&mut tx, query).await.unwrap().len(), 2);
+    drop(tx);
+    assert!(lifecycle.shut_down(Duration::from_secs(5)).await);
+}
+
+// Inventory.
+
+async fn stock_is_created_adjusted_locked_and_listed(db: TestDb) {
+    let mut tx = begin(&db).await;
+    assert!(inventory::is_empty(&mut tx).await.unwrap());
+    for (group, name, on_hand) in [("g", "B", 5), ("g", "A", 7), ("g", "C", 0), ("other", "A", 1)] {
+        stock(&mut tx, group, name, on_hand).await;
+    }
+    inventory::create_stock(&mut tx, "g", &sku("A"), NOW.plus(AGES)).await.unwrap();
+    assert!(!inventory::is_empty(&mut tx).await.unwrap());
+    let list = inventory::list_stock(&mut tx, "g", None, None, 10).await.unwrap();
+    let seen: Vec<_> = list.iter().map(|row| (row.sku.as_str(), row.on_hand, row.reserved, row.available())).collect();
+    assert_eq!(seen, [("A", 7, 0, 7), ("B", 5, 0, 5), ("C", 0, 0, 0)], "creating again changes nothing");
+    let page = inventory::list_stock(&mut tx, "g", None, Some("A".into()), 1).await.unwrap();
+    assert_eq!(page.iter().map(|row| row.sku.as_str()).collect::<Vec<_>>(), ["B"]);
+    let one = inventory::list_stock(&mut tx, "g", Some("C"), None, 10).await.unwrap();
+    assert_eq!((one.len(), one[0].sku.as_str()), (1, "C"));
+    let (a, b, unknown) = (sku("A"), sku("B"), sku("Z"));
+    let locked = inventory::lock_stock(&mut tx, &[("g", &a), ("g", &b), ("g", &unknown), ("other", &a)]).await.unwrap();
+    let seen: Vec<_> = locked.iter().map(|row| (row.group_id.as_str(), row.sku.as_str(), row.on_hand)).collect();
+    assert_eq!(seen, [("g", "A", 7), ("g", "B", 5), ("other", "A", 1)], "an unknown SKU is simply not there");
+    let explained: (i64, i64) = stockade::on!(tx, c => {
+        sqlx::query_as("SELECT CAST(sum(delta) AS bigint), count(*) FROM inventory_adjustments WHERE group_id = 'g'")
+            .fetch_one(c)
+            .await
+    })
+    .unwrap();
+    assert_eq!(explained, (12, 2), "what is on hand is the sum of what explains it");
+}
+
+async fn holding_takes_stock_and_writes_reservations_with_lines(db: TestDb) {
+    let mut tx = begin(&db).await;
+    stock(&mut tx, "g", "A", 10).await;
+    stock(&mut tx, "g", "B", 10).await;
+    let made = [reservation(1, &[("A", 2), ("B", 3)]), reservation(2, &[("B", 1)])];
+    let taken = [(("g".to_owned(), sku("A")), 2), (("g".to_owned(), sku("B")), 4)];
+    inventory::hold(&mut tx, &taken[..1], &made[..1], NOW).await.unwrap();
+    inventory::hold(&mut tx, &[(taken[1].0.clone(), 3)], &made[1..], NOW).await.unwrap();
+    inventory::hold(&mut tx, &[(taken[1].0.clone(), 1)], &[], NOW).await.unwrap(); // on top of what is held
+    let list = inventory::list_stock(&mut tx, "g", None, None, 10).await.unwrap();
+    assert_eq!(list.iter().map(|row| (row.on_hand, row.reserved)).collect::<Vec<_>>(), [(10, 2), (10, 4)]);
+    let orders = [("g", made[0].order_id), ("g", mint_id()), ("other", made[1].order_id)];
+    let already = inventory::reserved_already(&mut tx, &orders).await.unwrap();
+    assert_eq!(already.into_iter().collect::<Vec<_>>(), [("g".to_owned(), made[0].order_id)]);
+    let of = || inventory::Query { group_id: "g".into(), limit: 10, ..inventory::Query::default() };
+    let all = inventory::list_reservations(&mut tx, of()).await.unwrap();
+    assert_eq!(all.iter().map(|r| r.id).collect::<Vec<_>>(), [made[1].id, made[0].id]);
+    assert_eq!(all[1].lines, [("A".to_owned(), 2), ("B".to_owned(), 3)]);
+    assert_eq!((all[1].state.as_str(), all[1].number.as_str(), all[1].created_at), ("held", "RES-1", NOW));
+    let narrowed = [
+        (inventory::Query { id: Some(made[0].id), ..of() }, vec![made[0].id]),
+        (inventory::Query { number: Some("RES-2".into()), ..of() }, vec![made[1].id]),
+        (inventory::Query { order_id: Some(made[1].order_id), ..of() }, vec![made[1].id]),
+        (inventory::Query { state: Some("released".into()), ..of() }, vec![]),
+        (inventory::Query { sku: Some("A".into()), ..of() }, vec![made[0].id]),
+        (inventory::Query { before: Some(made[1].id), limit: 1, ..of() }, vec![made[0].id]),
+        (inventory::Query { group_id: "other".into(), ..of() }, vec![]),
+    ];
+    for (query, expected) in narrowed {
+        let text = format!("{query:?}");
+        let found = inventory::list_reservations(&mut tx, query).await.unwrap();
+        assert_eq!(found.iter().map(|r| r.id).collect::<Vec<_>>(), expected, "{text}");
+    }
+}
+
+async fn the_database_stops_what_would_oversell(db: TestDb) {
+    let db = db.open(stockade::clock::Clock::System).await;
+    let mut tx = db.begin().await.unwrap();
+    stock(&mut tx, "g", "A", 5).await;
+    tx.commit().await.unwrap();
+    let taken = [(("g".to_owned(), sku("A")), 6)];
+    let refused = fails(&db, async |tx| inventory::hold(tx, &taken, &[reservation(1, &[("A", 6)])], NOW).await).await;
+    assert!(refused.is_check_violation(), "{refused}");
+    let below = adjustment("g", "A", -6, -1);
+    let refused = fails(&db, async |tx| inventory::adjust(tx, &below, NOW).await).await;
+    assert!(refused.is_check_violation(), "{refused}");
+    let again = reservation(1, &[("A", 1)]);
+    let second = NewReservation { id: mint_id(), number: "RES-9".into(), ..again.clone() };
+    let refused = fails(&db, async |tx| inventory::hold(tx, &[], &[again.clone(), second.clone()], NOW).await).await;
+    assert!(refused.is_unique_violation(), "one reservation per order: {refused}");
+    let mut tx = db.read().await.unwrap();
+    let row = inventory::list_stock(&mut tx, "g", Some("A"), None, 1).await.unwrap().remove(0);
+    assert_eq!((row.on_hand, row.reserved), (5, 0));
+}
+
+// Notifications.
+
+async fn an_order_has_one_notice_of_each_kind(db: TestDb) {
+    let mut tx = begin(&db).await;
+    let (first, second) = (mint_id(), mint_id());
+    let made = [
+        notice("g", first, Kind::Reserved),
+        notice("g", first, Kind::Paid),
+        notice("g", second, Kind::Reserved),
+        notice("other", first, Kind::Reserved),
+    ];
+    notifications::insert_many(&mut tx, &made, NOW).await.unwrap();
+    let repeats = [notice("g", first, Kind::Reserved), notice("g", second, Kind::Rejected)];
+    notifications::insert_many(&mut tx, &repeats, NOW.plus(AGES)).await.unwrap();
+    let of = || notifications::Query { group_id: "g".into(), limit: 10, ..notifications::Query::default() };
+    let all = notifications::list(&mut tx, of()).await.unwrap();
+    let expected = [repeats[1].id, made[2].id, made[1].id, made[0].id];
+    assert_eq!(all.iter().map(|notice| notice.id).collect::<Vec<_>>(), expected, "the first of a kind stands");
+    let oldest = &all[3];
+    assert_eq!((oldest.order_id, oldest.kind.as_str(), oldest.channel.as_str()), (first, "reserved", "log"));
+    assert_eq!((oldest.state.as_str(), oldest.created_at), ("sent", NOW));
+    let narrowed = [
+        (notifications::Query { order_id: Some(first), ..of() }, vec![made[1].id, made[0].id]),
+        (notifications::Query { kind: Some(Kind::Paid), ..of() }, vec![made[1].id]),
+        (notifications::Query { state: Some("failed".into()), ..of() }, vec![]),
+        (notifications::Query { before: Some(made[1].id), ..of() }, vec![made[0].id]),
+        (notifications::Query { limit: 1, ..of() }, vec![repeats[1].id]),
+        (notifications::Query { group_id: "other".into(), ..of() }, vec![made[3].id]),
+    ];
+    for (query, expected) in narrowed {
+        let text = format!("{query:?}");
+        let found = notifications::list(&mut tx, query).await.unwrap();
+        assert_eq!(found.iter().map(|notice| notice.id).collect::<Vec<_>>(), expected, "{text}");
+    }
+}
+
+// The kernel's own.
+
+async fn outbox_rows_are_listed_by_each_filter_newest_first(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let events = [told("note"), told("note"), event("other.said", serde_json::json!({}))];
+    rig.tell(&events[..2]).await;
+    rig.relay.try_once().await.unwrap();
+    rig.tell(&events[2..]).await;
+    let mut tx = rig.db.read().await.unwrap();
+    let of = || outbox::Query { limit: 10, ..outbox::Query::default() };
+    let id = |n: usize| events[n].event_id;
+    let narrowed = [
+        (of(), vec![id(2), id(1), id(0)]),
+        (outbox::Query { group_id: Some("g".into()), ..of() }, vec![id(2), id(1), id(0)]),
+        (outbox::Query { group_id: Some("h".into()), ..of() }, vec![]),
+        (outbox::Query { status: Some("published".into()), ..of() }, vec![id(1), id(0)]),
+        (outbox::Query { aggregate_type: Some("other".into()), ..of() }, vec![id(2)]),
+        (outbox::Query { aggregate_id: Some(events[0].aggregate_id.clone()), ..of() }, vec![id(0)]),
+        (outbox::Query { before: Some(id(2)), limit: 1, ..of() }, vec![id(1)]),
+    ];
+    for (query, expected) in narrowed {
+        let text = format!("{query:?}");
+        let found = outbox::list(&mut tx, query).await.unwrap();
+        assert_eq!(found.iter().map(|row| row.id).collect::<Vec<_>>(), expected, "{text}");
+    }
+    let row = outbox::find(&mut tx, Some("g".into()), id(2)).await.unwrap().unwrap();
+    assert_eq!(
+        (row.event_type.as_str(), row.aggregate_type.as_str(), row.status.as_str()),
+        ("other.said", "other", "pending")
+    );
+    assert_eq!(
+        (row.aggregate_id, row.correlation_id),
+        (events[2].aggregate_id.clone(), events[2].correlation_id.clone())
+    );
+    assert!(outbox::find(&mut tx, Some("h".into()), id(2)).await.unwrap().is_none());
+}
+
+async fn appending_nothing_is_nothing_and_an_event_is_appended_once(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let event = told("note");
+    rig.tell(&[]).await;
+    rig.tell(std::slice::from_ref(&event)).await;
+    let twice = fails(&rig.db, async |tx| outbox::append_many(tx, &[Entry::from(&event)]).await).await;
+    assert!(twice.is_unique_violation(), "{twice}");
+    assert_eq!(rig.number("SELECT count(*) FROM messaging_outbox").await, 1);
+}
+
+async fn inbox_rows_are_met_marked_counted_and_listed(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let events = many("note", 3);
+    let hashes: Vec<_> = events.iter().map(|event| hash_of(&event.to_body())).collect();
+    let arrivals: Vec<Arrival<'_>> =
+        events.iter().zip(&hashes).map(|(event, body_hash)| Arrival { event, key: KEY, body_hash }).collect();
+    let id = |n: usize| events[n].event_id;
+    let mut tx = rig.db.begin().await.unwrap();
+    let now = tx.now();
+    assert_eq!(sorted(inbox::insert_new(&mut tx, "probe", &arrivals[..2], now).await.unwrap()), [id(0), id(1)]);
+    assert_eq!(inbox::insert_new(&mut tx, "probe", &arrivals, now).await.unwrap(), [id(2)], "only what is new");
+    assert_eq!(
+        inbox::insert_new(&mut tx, "other", &arrivals[..1], now).await.unwrap(),
+        [id(0)],
+        "each consumer by itself"
+    );
+    inbox::count_duplicates(&mut tx, "probe", &[id(0), id(1), id(0), mint_id()]).await.unwrap();
+    let mark = |n, state, due_in| Mark {
+        event_id: id(n),
+        state,
+        attempts: 2,
+        due_in,
+        reason: Some("why".into()),
+        last_error: Some("what".into()),
+    };
+    let marks = [mark(1, State::Retrying, Some(AGES)), mark(2, State::Dead, None)];
+    inbox::mark_many(&mut tx, "probe", &marks, now).await.unwrap();
+    inbox::record_run(&mut tx, "probe", &arrivals[0]).await.unwrap();
+    inbox::record_run(&mut tx, "probe", &arrivals[0]).await.unwrap();
+    inbox::forget_run(&mut tx, "probe", id(0)).await.unwrap();
+    let met = inbox::meet(&mut tx, "probe", &[id(2), id(0), id(1), mint_id()], now).await.unwrap();
+    let seen: Vec<_> =
+        met.iter().map(|(id, met)| (*id, met.state, met.attempts, met.unfinished_runs, met.due)).collect();
+    let expected = [
+        (id(0), State::Processing, 1, 1, true),
+        (id(1), State::Retrying, 2, 0, false),
+        (id(2), State::Dead, 2, 0, true),
+    ];
+    assert_eq!(seen, expected, "in the order of their ids, and unknown ids are not there");
+    assert!(met.iter().zip(&hashes).all(|((_, met), hash)| met.body_hash == *hash));
+    let verdict = inbox::find_verdict(&mut tx, "probe", id(2)).await.unwrap().unwrap();
+    assert_eq!((verdict.state, verdict.attempts, verdict.body_hash), (State::Dead, 2, hashes[2]));
+    assert_eq!((verdict.reason.as_deref(), verdict.last_error.as_deref()), (Some("why"), Some("what")));
+    assert!(inbox::find_verdict(&mut tx, "other", id(2)).await.unwrap().is_none());
+    assert_eq!(inbox::revive(&mut tx, "probe", mint_id()).await.unwrap(), None);
+    assert_eq!(inbox::revive(&mut tx, "probe", id(1)).await.unwrap(), Some(State::Retrying));
+    tx.commit().await.unwrap();
+    let mut tx = rig.db.begin().await.unwrap();
+    let of = || inbox::Query { limit: 10, ..inbox::Query::default() };
+    let probe = |n: usize| ("probe".to_owned(), id(n));
+    let narrowed = [
+        (of(), vec![probe(2), probe(1), probe(0), ("other".to_owned(), id(0))]),
+        (inbox::Query { group_id: Some("h".into()), ..of() }, vec![]),
+        (inbox::Query { consumer: Some("probe".into()), ..of() }, vec![probe(2), probe(1), probe(0)]),
+        (inbox::Query { state: Some("dead".into()), ..of() }, vec![probe(2)]),
+        (inbox::Query { event_id: Some(id(0)), ..of() }, vec![probe(0), ("other".to_owned(), id(0))]),
+        (inbox::Query { duplicates_min: Some(2), ..of() }, vec![probe(0)]),
+        (inbox::Query { before: Some(probe(2)), limit: 2, ..of() }, vec![probe(1), probe(0)]),
+        (inbox::Query { before: Some(probe(0)), ..of() }, vec![("other".to_owned(), id(0))]),
+    ];
+    for (query, expected) in narrowed {
+        let text = format!("{query:?}");
+        let found = inbox::list(&mut tx, query).await.unwrap();
+        assert_eq!(found.into_iter().map(|row| (row.consumer, row.event_id)).collect::<Vec<_>>(), expected, "{text}");
+    }
+    assert_eq!(inbox::revive(&mut tx, "probe", id(2)).await.unwrap(), Some(State::Dead));
+    let now = tx.now();
+    let (_, met) = inbox::meet(&mut tx, "probe", &[id(2)], now).await.unwrap().remove(0);
+    assert_eq!((met.state, met.attempts), (State::Retrying, 0));
+}
+
+async fn dead_letters_are_listed_by_each_filter_newest_first(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    rig.deliver(&told("reject"), 1).await;
+    rig.deliver_raw(b"no json", None, serde_json::Map::new(), 1).await;
+    rig.deliver(&event("probe.unknown", serde_json::json!({})), 1).await;
+    rig.settle().await;
+    let letters = rig.letters().await;
+    let id = |reason: &str| letters.iter().find(|letter| letter.reason == reason).unwrap().id;
+    let newest: Vec<Uuid> = letters.iter().rev().map(|letter| letter.id).collect();
+    assert!(newest.is_sorted_by(|a, b| a > b));
+    rig.redrive(id("business-rule")).await;
+    let mut tx = rig.db.read().await.unwrap();
+    let of = || dead_letters::Query { limit: 10, ..dead_letters::Query::default() };
+    let narrowed = [
+        (of(), newest.clone()),
+        (dead_letters::Query { group_id: Some("h".into()), ..of() }, vec![]),
+        (dead_letters::Query { queue: Some(QUEUE.into()), limit: 1, ..of() }, newest[..1].to_vec()),
+        (dead_letters::Query { consumer: Some("nobody".into()), ..of() }, vec![]),
+        (dead_letters::Query { reason: Some("not-json".into()), ..of() }, vec![id("not-json")]),
+        (dead_letters::Query { event_type: Some("probe.unknown".into()), ..of() }, vec![id("unknown-type")]),
+        (dead_letters::Query { state: Some("redriven".into()), ..of() }, vec![id("business-rule")]),
+        (dead_letters::Query { before: Some(newest[0]), ..of() }, newest[1..].to_vec()),
+    ];
+    for (query, expected) in narrowed {
+        let text = format!("{query:?}");
+        let found = dead_letters::list(&mut tx, query).await.unwrap();
+        assert_eq!(found.iter().map(|letter| letter.id).collect::<Vec<_>>(), expected, "{text}");
+    }
+    assert_eq!(dead_letters::count_open(&mut tx).await.unwrap(), [(QUEUE.to_owned(), 2)]);
+    let found = dead_letters::find(&mut tx, Some("g".into()), id("business-rule")).await.unwrap();
+    assert_eq!(found.unwrap().row.state, "redriven");
+    let foreign = dead_letters::find(&mut tx, Some("h".into()), id("business-rule")).await.unwrap();
+    assert!(foreign.is_none(), "a letter of another tenant is not there");
+}
+
+async fn begin(db: &TestDb) -> Tx {
+    db.open(stockade::clock::Clock::System).await.begin().await.unwrap()
+}
+
+/// The database's refusal of what must fail, in a transaction of its own.
+async fn fails(db: &Db, work: impl AsyncFnOnce(&mut Tx) -> sqlx::Result<()>) -> Box<dyn sqlx::error::DatabaseError> {
+    let mut tx = db.begin().await.unwrap();
+    match work(&mut tx).await {
+        Err(sqlx::Error::Database(error)) => error,
+        other => panic!("the database must refuse, not {other:?}"),
+    }
+}
+
+fn sku(name: &str) -> Sku {
+    Sku::try_from(name.to_owned()).unwrap()
+}
+
+fn item(name: &str, quantity: i64, price: i64) -> Item {
+    let (quantity, unit_price_minor) = (Quantity::try_from(quantity).unwrap(), Price::try_from(price).unwrap());
+    Item { sku: sku(name), quantity, unit_price_minor }
+}
+
+fn placing(group_id: &str) -> Placing {
+    Placing { group_id: group_id.into(), subsidiary_id: Some("s".into()), correlation_id: "c".into() }
+}
+
+fn order(group: &str, customer: &str, number: u32, lines: &[(&str, i64, i64)]) -> Order {
+    let mut items: Vec<Item> = lines.iter().map(|(name, quantity, price)| item(name, *quantity, *price)).collect();
+    if items.is_empty() {
+        items.push(item("A", 1, 0));
+    }
+    let request = Request::try_new(customer.into(), "USD".into(), items, 9).unwrap();
+    Order::place(&request, &placing(group), format!("ORD-{number}"), NOW)
+}
+
+fn of_group(limit: i64) -> orders::Query {
+    orders::Query { group_id: "g".into(), limit, ..orders::Query::default() }
+}
+
+fn ids(orders: &[Order]) -> Vec<OrderId> {
+    orders.iter().map(|order| order.id).collect()
+}
+
+fn sorted(mut ids: Vec<Uuid>) -> Vec<Uuid> {
+    ids.sort_unstable();
+    ids
+}
+
+fn adjustment(group: &str, name: &str, delta: i64, on_hand: i64) -> Adjustment {
+    Adjustment { id: mint_id(), group_id: group.into(), sku: sku(name), delta, reason: "count".into(), on_hand }
+}
+
+async fn stock(tx: &mut Tx, group: &str, name: &str, on_hand: i64) {
+    inventory::create_stock(tx, group, &sku(name), NOW).await.unwrap();
+    if on_hand > 0 {
+        inventory::adjust(tx, &adjustment(group, name, on_hand, on_hand), NOW).await.unwrap();
+    }
+}
+
+fn reservation(number: u32, lines: &[(&str, i64)]) -> NewReservation {
+    NewReservation {
+        id: mint_id(),
+        number: format!("RES-{number}"),
+        group_id: "g".into(),
+        order_id: mint_id(),
+        cause_event_id: mint_id(),
+        lines: lines.iter().map(|(name, quantity)| (sku(name), *quantity)).collect(),
+    }
+}
+
+fn notice(group: &str, order_id: Uuid, kind: Kind) -> NewNotice {
+    let (id, event_id) = (mint_id(), mint_id());
+    NewNotice { id, group_id: group.into(), order_id, kind, channel: "log", state: "sent", event_id }
+}
+
+each_database!(
+    orders_are_listed_by_each_filter_newest_first,
+    an_order_is_answered_once,
+    a_key_stands_for_its_first_use,
+    an_order_number_that_is_taken_is_minted_again,
+    stock_is_created_adjusted_locked_and_listed,
+    holding_takes_stock_and_writes_reservations_with_lines,
+    the_database_stops_what_would_oversell,
+    an_order_has_one_notice_of_each_kind,
+    outbox_rows_are_listed_by_each_filter_newest_first,
+    appending_nothing_is_nothing_and_an_event_is_appended_once,
+    inbox_rows_are_met_marked_counted_and_listed,
+    dead_letters_are_listed_by_each_filter_newest_first,
+);

@@ -1,0 +1,401 @@
+//! The messaging kernel by itself: one made-up consumer, the probe, whose events say what its handler is to do.
+//!
+//! Time is in the test's hand. On SQLite the clock is manual; on Postgres, which goes by its own clock, [`Rig::advance`]
+//! moves every lease and due time into the past instead, which comes to the same.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
+use sqlx::AssertSqlSafe;
+use stockade::clock::{Clock, Timestamp, millis, mint_id};
+use stockade::db::{Db, Tx};
+use stockade::messaging::consumer::{Consumer, read_delivery};
+use stockade::messaging::dead_letters::{self, Letter, LetterRow};
+use stockade::messaging::event::hash_of;
+use stockade::messaging::faults::Faults;
+use stockade::messaging::health::Health;
+use stockade::messaging::inbox::{self, Arrival, InboxRow, Mark, State};
+use stockade::messaging::office::{Office, Sender};
+use stockade::messaging::outbox;
+use stockade::messaging::pause::Pauses;
+use stockade::messaging::relay::Relay;
+use stockade::messaging::retry::Backoff;
+use stockade::messaging::transport::memory::{Chaos, MemoryBroker};
+use stockade::messaging::transport::table::TableQueue;
+use stockade::messaging::transport::{Binding, Depth, RawMessage, Subscription, Topology, Transport, dlq_of};
+use stockade::messaging::{Event, Kernel, Message, Origin, Outcome, Reaction, Tuning};
+use stockade::on;
+use tokio::sync::Notify;
+use uuid::Uuid;
+
+use super::TestDb;
+
+pub const QUEUE: &str = "test.probe";
+/// Bound to the same key as the probe's queue, and consumed by nobody.
+pub const SECOND_QUEUE: &str = "test.shadow";
+pub const KEY: &str = "probe.told";
+pub const LEASE: Duration = Duration::from_secs(60);
+/// Longer than any delay or lease of a rig.
+pub const AGES: Duration = Duration::from_secs(600);
+pub const EVENT_BYTES_MAX: usize = 64 * 1024;
+pub const ATTEMPTS_MAX: i32 = 3;
+
+/// What an event asks the probe's handler to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Does {
+    /// Write one row, the effect.
+    Note,
+    Retry,
+    Reject,
+    Panic,
+    /// Break a constraint, which fails the whole batch.
+    Violate,
+    /// Meet a database that is away.
+    Away,
+    /// Write the row and then never come back.
+    Hang,
+    /// Write the row and wait for [`Probe::let_go`].
+    Hold,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Told {
+    pub does: Does,
+    #[serde(default)]
+    pub text: String,
+}
+
+/// The handler under test. Clones share what they remember.
+#[derive(Clone, Default)]
+pub struct Probe {
+    inner: Arc<Memory>,
+}
+
+#[derive(Default)]
+struct Memory {
+    batches: Mutex<Vec<Vec<Uuid>>>,
+    healed: AtomicBool,
+    holding: Notify,
+    go: Notify,
+}
+
+impl Probe {
+    /// From now on every event is simply noted.
+    pub fn heal(&self) {
+        self.inner.healed.store(true, Ordering::SeqCst);
+    }
+
+    /// The batches handed to the handler so far, failed ones included.
+    pub fn batches(&self) -> Vec<Vec<Uuid>> {
+        self.inner.batches.lock().unwrap().clone()
+    }
+
+    /// Waits until an event is being held (or hangs).
+    pub async fn until_holding(&self) {
+        self.inner.holding.notified().await;
+    }
+
+    pub fn let_go(&self) {
+        self.inner.go.notify_one();
+    }
+}
+
+impl Reaction for Probe {
+    const NAME: &'static str = "probe";
+    const KEYS: &'static [&'static str] = &[KEY];
+    type Fact = Told;
+
+    fn decode(_key: &str, payload: &RawValue) -> Result<Told, serde_json::Error> {
+        serde_json::from_str(payload.get())
+    }
+
+    async fn react(&self, tx: &mut Tx, batch: &[&Message<Told>]) -> sqlx::Result<Vec<Outcome>> {
+        self.inner.batches.lock().unwrap().push(batch.iter().map(|message| message.event.event_id).collect());
+        let healed = self.inner.healed.load(Ordering::SeqCst);
+        let mut outcomes = Vec::with_capacity(batch.len());
+        for message in batch {
+            let Told { does, text } = &message.fact;
+            outcomes.push(match if healed { Does::Note } else { *does } {
+                Does::Retry => Outcome::retry(text),
+                Does::Reject => Outcome::reject(text),
+                Does::Panic => panic!("{text}"),
+                Does::Away => return Err(sqlx::Error::PoolTimedOut),
+                does => {
+                    note(tx, message.event.event_id, does).await?;
+                    if does == Does::Hang || does == Does::Hold {
+                        self.inner.holding.notify_one();
+                        if does == Does::Hang {
+                            std::future::pending::<()>().await;
+                        }
+                        self.inner.go.notified().await;
+                    }
+                    Outcome::Done
+                }
+            });
+        }
+        Ok(outcomes)
+    }
+}
+
+async fn note(tx: &mut Tx, event_id: Uuid, does: Does) -> sqlx::Result<()> {
+    on!(tx, c => {
+        sqlx::query("INSERT INTO probe_effects (event_id, does) VALUES ($1, $2)")
+            .bind(event_id.to_string())
+            .bind(format!("{does:?}"))
+            .execute(c)
+            .await
+            .map(drop)
+    })
+}
+
+/// A kernel with the probe as its only consumer.
+pub struct Rig {
+    pub db: Db,
+    pub kernel: Kernel,
+    pub probe: Probe,
+    pub relay: Relay,
+    pub consumer: Consumer<Probe>,
+    pub office: Office,
+    pub sender: Sender,
+}
+
+impl Rig {
+    /// Over the table queue.
+    pub async fn new(db: &TestDb) -> Self {
+        Self::with_lease(db, LEASE).await
+    }
+
+    pub async fn with_lease(db: &TestDb, lease: Duration) -> Self {
+        let db = open(db).await;
+        let transport = Transport::Table(TableQueue::new(db.clone(), lease));
+        Self::on(db, transport).await
+    }
+
+    /// Over the broker in memory.
+    pub async fn in_memory(db: &TestDb, seed: u64, chaos: Chaos) -> (Self, MemoryBroker) {
+        let db = open(db).await;
+        let broker = MemoryBroker::new(seed, chaos, db.clock().clone());
+        (Self::on(db, Transport::Memory(broker.clone())).await, broker)
+    }
+
+    pub async fn on(db: Db, transport: Transport) -> Self {
+        let mut tx = db.begin().await.unwrap();
+        on!(tx, c => sqlx::query(
+            "CREATE TABLE IF NOT EXISTS probe_effects (event_id text NOT NULL, does text NOT NULL CHECK (does <> 'Violate'))",
+        ).execute(c).await.map(drop))
+        .unwrap();
+        tx.commit().await.unwrap();
+        let bind = |queue: &str| Binding { consumer: Probe::NAME, queue: queue.to_owned(), keys: Probe::KEYS };
+        transport.declare(&Topology { queues: vec![bind(QUEUE), bind(SECOND_QUEUE)] }).await.unwrap();
+        let kernel = Kernel {
+            pauses: Pauses::load(db.clone()).await.unwrap(),
+            db: db.clone(),
+            transport,
+            health: Health::default(),
+            faults: Faults::default(),
+            tuning: tuning(),
+        };
+        let probe = Probe::default();
+        let sender = Sender {
+            consumer: Probe::NAME,
+            check: |delivery, bytes_max| read_delivery::<Probe>(delivery, bytes_max).map(drop),
+        };
+        Self {
+            db,
+            relay: Relay::new(kernel.clone()),
+            consumer: Consumer::new(kernel.clone(), probe.clone()),
+            office: Office::new(kernel.clone(), vec![sender.clone()]),
+            kernel,
+            probe,
+            sender,
+        }
+    }
+
+    pub fn is_postgres(&self) -> bool {
+        self.db.engine_name() == "postgres"
+    }
+
+    /// Lets time pass, as far as leases and due times are concerned.
+    pub async fn advance(&self, span: Duration) {
+        self.db.clock().advance(span);
+        if self.is_postgres() {
+            for shift in [
+                "UPDATE messaging_outbox SET available_at = available_at - $1 * interval '1 ms'",
+                "UPDATE messaging_queue SET lease_until = lease_until - $1 * interval '1 ms'",
+                "UPDATE messaging_inbox SET lease_until = lease_until - $1 * interval '1 ms'",
+            ] {
+                let mut tx = self.db.begin().await.unwrap();
+                on!(tx, c => sqlx::query(shift).bind(millis(span)).execute(c).await.map(drop)).unwrap();
+                tx.commit().await.unwrap();
+            }
+        }
+    }
+
+    /// Writes facts to the outbox, in one commit.
+    pub async fn tell(&self, events: &[Event]) {
+        let mut tx = self.db.begin().await.unwrap();
+        outbox::append_events(&mut tx, events).await.unwrap();
+        tx.commit().await.unwrap();
+    }
+
+    /// Puts an event's bytes straight into the probe's queue, as a redelivery would.
+    pub async fn deliver(&self, event: &Event, times: u32) {
+        self.deliver_raw(&event.to_body(), None, Map::new(), times).await;
+    }
+
+    pub async fn deliver_raw(&self, body: &[u8], message_id: Option<&str>, headers: Map<String, Value>, times: u32) {
+        let message = RawMessage {
+            queue: QUEUE.to_owned(),
+            routing_key: KEY.to_owned(),
+            message_id: message_id.map(str::to_owned),
+            correlation_id: None,
+            headers,
+            body: Bytes::copy_from_slice(body),
+        };
+        self.kernel.transport.publish_raw(&message, times).await.unwrap();
+    }
+
+    pub async fn subscribe(&self, queue: &str) -> Subscription {
+        self.kernel.transport.subscribe(queue).await.unwrap()
+    }
+
+    /// One batch of the consumer; how many deliveries that was.
+    pub async fn consume(&self) -> usize {
+        self.consumer.try_once(&mut self.subscribe(QUEUE).await).await.unwrap()
+    }
+
+    /// One batch of the dead-letter office.
+    pub async fn file(&self) -> usize {
+        self.office.try_once(&self.sender, &mut self.subscribe(&dlq_of(QUEUE)).await).await.unwrap()
+    }
+
+    /// Relays, consumes and files until there is nothing to do just now.
+    pub async fn settle(&self) {
+        while self.relay.try_once().await.unwrap() > 0 || self.consume().await > 0 || self.file().await > 0 {}
+    }
+
+    pub async fn depth(&self, queue: &str) -> Depth {
+        self.kernel.transport.depths(&[queue.to_owned()]).await.unwrap().remove(0)
+    }
+
+    /// How often this event has had its effect.
+    pub async fn effects(&self, event: &Event) -> i64 {
+        let mut tx = self.db.begin().await.unwrap();
+        on!(tx, c => {
+            sqlx::query_scalar("SELECT count(*) FROM probe_effects WHERE event_id = $1")
+                .bind(event.event_id.to_string())
+                .fetch_one(c)
+                .await
+        })
+        .unwrap()
+    }
+
+    /// The number that a SELECT of one number gives.
+    pub async fn number(&self, sql: &str) -> i64 {
+        let mut tx = self.db.begin().await.unwrap();
+        on!(tx, c => sqlx::query_scalar(AssertSqlSafe(sql.to_owned())).fetch_one(c).await).unwrap()
+    }
+
+    pub async fn execute(&self, sql: &str) {
+        let mut tx = self.db.begin().await.unwrap();
+        on!(tx, c => sqlx::query(AssertSqlSafe(sql.to_owned())).execute(c).await.map(drop)).unwrap();
+        tx.commit().await.unwrap();
+    }
+
+    pub async fn inbox(&self, event: &Event) -> Option<InboxRow> {
+        let mut tx = self.db.begin().await.unwrap();
+        let query = inbox::Query { event_id: Some(event.event_id), limit: 2, ..inbox::Query::default() };
+        let mut rows = inbox::list(&mut tx, query).await.unwrap();
+        assert!(rows.len() <= 1, "one row per consumer and event");
+        rows.pop()
+    }
+
+    /// Puts the event's inbox row into a state; `due_in` is of `retrying`.
+    pub async fn plant(&self, event: &Event, state: State, due_in: Option<Duration>) {
+        let mut tx = self.db.begin().await.unwrap();
+        let (now, body_hash) = (tx.now(), hash_of(&event.to_body()));
+        let arrival = Arrival { event, key: KEY, body_hash: &body_hash };
+        inbox::insert_new(&mut tx, Probe::NAME, &[arrival], now).await.unwrap();
+        let (event_id, attempts) = (event.event_id, 1);
+        let mark = Mark { event_id, state, attempts, due_in, reason: Some("planted".into()), last_error: None };
+        inbox::mark_many(&mut tx, Probe::NAME, &[mark], now).await.unwrap();
+        tx.commit().await.unwrap();
+    }
+
+    /// Every dead letter, oldest first.
+    pub async fn letters(&self) -> Vec<LetterRow> {
+        let mut tx = self.db.begin().await.unwrap();
+        let query = dead_letters::Query { limit: 1000, ..dead_letters::Query::default() };
+        let mut letters = dead_letters::list(&mut tx, query).await.unwrap();
+        letters.reverse();
+        letters
+    }
+
+    pub async fn letter(&self, id: Uuid) -> Letter {
+        let mut tx = self.db.begin().await.unwrap();
+        dead_letters::find(&mut tx, None, id).await.unwrap().expect("the letter is there")
+    }
+
+    pub async fn redrive(&self, id: Uuid) -> dead_letters::Redriven {
+        let letter = self.letter(id).await;
+        let mut tx = self.db.begin().await.unwrap();
+        let redriven = dead_letters::redrive(&mut tx, &letter).await.unwrap();
+        tx.commit().await.unwrap();
+        redriven
+    }
+}
+
+async fn open(db: &TestDb) -> Db {
+    let clock = match db.url.starts_with("sqlite:") {
+        true => Clock::manual(Timestamp::from_millis(1_800_000_000_000)),
+        false => Clock::System,
+    };
+    db.open(clock).await
+}
+
+pub fn tuning() -> Tuning {
+    Tuning {
+        queue_prefix: "test".to_owned(),
+        outbox_batch: 64,
+        outbox_poll: Duration::from_millis(20),
+        outbox_backoff: Backoff { base: Duration::from_secs(5), cap: Duration::from_secs(60), attempts_max: 30 },
+        outbox_lease: LEASE,
+        batch: 128,
+        poll: Duration::from_millis(20),
+        retry: Backoff {
+            base: Duration::from_secs(5),
+            cap: Duration::from_secs(60),
+            attempts_max: ATTEMPTS_MAX.unsigned_abs(),
+        },
+        event_bytes_max: EVENT_BYTES_MAX,
+    }
+}
+
+/// A fact for the probe.
+pub fn told(does: &str) -> Event {
+    told_with(json!({ "does": does, "text": format!("{does} on purpose") }))
+}
+
+pub fn told_with(payload: Value) -> Event {
+    event(KEY, payload)
+}
+
+pub fn event(key: &'static str, payload: Value) -> Event {
+    let origin = Origin {
+        group_id: "g".to_owned(),
+        subsidiary_id: None,
+        correlation_id: mint_id().to_string(),
+        causation_id: None,
+    };
+    Event::new(key, mint_id().to_string(), origin, Timestamp::from_millis(1_800_000_000_000), &payload)
+}
+
+pub fn many(does: &str, count: usize) -> Vec<Event> {
+    (0..count).map(|_| told(does)).collect()
+}
