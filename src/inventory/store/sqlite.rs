@@ -9,7 +9,7 @@ use crate::orders::events::Sku;
 pub async fn select_reserved(c: &mut SqliteConnection, orders: &[(&str, Uuid)]) -> sqlx::Result<Vec<(String, Uuid)>> {
     let rows: Vec<_> = orders.iter().map(|(group_id, order_id)| (group_id, order_id.simple())).collect();
     sqlx::query_as(
-        "SELECT r.group_id, r.order_id FROM json_each($1) AS wanted CROSS JOIN inventory_reservations r
+        "SELECT r.group_id, r.order_id FROM jsonb_each($1) AS wanted CROSS JOIN inventory_reservations r
              ON r.group_id = wanted.value ->> 0 AND r.order_id = unhex(wanted.value ->> 1)",
     )
     .bind(Json(rows))
@@ -20,7 +20,7 @@ pub async fn select_reserved(c: &mut SqliteConnection, orders: &[(&str, Uuid)]) 
 /// The writer's transaction is the lock.
 pub async fn select_stock_locked(c: &mut SqliteConnection, keys: &[(&str, &Sku)]) -> sqlx::Result<Vec<StockColumns>> {
     sqlx::query_as(
-        "SELECT s.group_id, s.sku, s.on_hand, s.reserved, s.updated_at FROM json_each($1) AS wanted
+        "SELECT s.group_id, s.sku, s.on_hand, s.reserved, s.updated_at FROM jsonb_each($1) AS wanted
          CROSS JOIN inventory_stock s ON s.group_id = wanted.value ->> 0 AND s.sku = wanted.value ->> 1",
     )
     .bind(Json(keys))
@@ -31,7 +31,7 @@ pub async fn select_stock_locked(c: &mut SqliteConnection, keys: &[(&str, &Sku)]
 pub async fn add_reserved(c: &mut SqliteConnection, taken: &[(ShelfKey, i64)], now: Timestamp) -> sqlx::Result<()> {
     sqlx::query(
         "UPDATE inventory_stock SET reserved = reserved + (t.value ->> 1), updated_at = $2
-         FROM json_each($1) AS t
+         FROM jsonb_each($1) AS t
          WHERE group_id = t.value ->> '$[0][0]' AND sku = t.value ->> '$[0][1]'",
     )
     .bind(Json(taken))
@@ -54,7 +54,7 @@ pub async fn insert_reservations(
         "INSERT INTO inventory_reservations
              (group_id, id, number, order_id, state, cause_event_id, created_at, updated_at)
          SELECT value ->> 0, unhex(value ->> 1), value ->> 2, unhex(value ->> 3), 'held', unhex(value ->> 4), $2, $2
-         FROM json_each($1)",
+         FROM jsonb_each($1)",
     )
     .bind(Json(rows))
     .bind(now)
@@ -70,7 +70,7 @@ pub async fn insert_lines(c: &mut SqliteConnection, reservations: &[NewReservati
         .collect();
     sqlx::query(
         "INSERT INTO inventory_reservation_lines (group_id, reservation_id, sku, quantity)
-         SELECT value ->> 0, unhex(value ->> 1), value ->> 2, value ->> 3 FROM json_each($1)",
+         SELECT value ->> 0, unhex(value ->> 1), value ->> 2, value ->> 3 FROM jsonb_each($1)",
     )
     .bind(Json(rows))
     .execute(c)

@@ -28,7 +28,7 @@ pub async fn insert_new(
     let rows = Json(rows);
     // Those known come back in one row: each row that crosses from SQLite's thread costs two context switches.
     let known: String = sqlx::query_scalar(
-        "SELECT json_group_array(lower(hex(i.event_id))) FROM json_each($2) AS a
+        "SELECT json_group_array(lower(hex(i.event_id))) FROM jsonb_each($2) AS a
          CROSS JOIN messaging_inbox i ON i.consumer = $1 AND i.event_id = unhex(a.value ->> 0)",
     )
     .bind(consumer)
@@ -42,7 +42,7 @@ pub async fn insert_new(
              aggregate_id, correlation_id, group_id, body_hash)
          SELECT $1, unhex(value ->> 0), 'processed', 1, $2, $2, value ->> 1, value ->> 2, value ->> 3, value ->> 4,
              substr($4, key * 32 + 1, 32)
-         FROM json_each($3) WHERE true ON CONFLICT DO NOTHING",
+         FROM jsonb_each($3) WHERE true ON CONFLICT DO NOTHING",
     )
     .bind(consumer)
     .bind(now)
@@ -96,7 +96,7 @@ pub async fn mark_many(c: &mut SqliteConnection, consumer: &str, marks: &[Mark],
         "UPDATE messaging_inbox SET state = m.value ->> 1, attempts = m.value ->> 2, unfinished_runs = 0,
              lease_until = m.value ->> 3, lock_token = NULL, reason = m.value ->> 4, last_error = m.value ->> 5,
              finished_at = CASE WHEN m.value ->> 1 IN ('processed', 'dead') THEN $2 END
-         FROM json_each($1) AS m
+         FROM jsonb_each($1) AS m
          WHERE consumer = m.value ->> 6 AND event_id = unhex(m.value ->> 0)",
     )
     .bind(Json(rows))
@@ -110,7 +110,7 @@ pub async fn count_duplicates(c: &mut SqliteConnection, consumer: &str, ids: &[U
     sqlx::query(
         "UPDATE messaging_inbox SET duplicates = duplicates + d.seen
          FROM (SELECT value ->> 0 AS consumer, unhex(value ->> 1) AS event_id, count(*) AS seen
-             FROM json_each($1) GROUP BY value) AS d
+             FROM jsonb_each($1) GROUP BY value) AS d
          WHERE messaging_inbox.consumer = d.consumer AND messaging_inbox.event_id = d.event_id",
     )
     .bind(Json(ids.iter().map(|id| (consumer, id.simple())).collect::<Vec<_>>()))

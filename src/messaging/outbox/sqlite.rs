@@ -42,7 +42,7 @@ pub async fn insert_many(c: &mut SqliteConnection, entries: &[Entry], now: Times
          SELECT unhex(value ->> 0), unhex(value ->> 1), value ->> 2, value ->> 3, value ->> 4, value ->> 5,
              value ->> 6, value ->> 7, COALESCE(substr($2, value ->> '$[8][0]', value ->> '$[8][1]'), x''),
              value ->> 9, 'pending', value ->> 10, $3, value ->> 11, unhex(value ->> 12), value ->> 13
-         FROM json_each($1)",
+         FROM jsonb_each($1)",
     )
     .bind(Json(rows))
     .bind(bodies)
@@ -130,7 +130,7 @@ pub async fn settle_many(
             "UPDATE messaging_outbox SET attempts = attempts + 1, last_error = f.value ->> 2, claimed_by = NULL,
                  status = CASE WHEN f.value ->> 1 IS NULL THEN 'dead' ELSE 'failed' END,
                  available_at = $3 + COALESCE(f.value ->> 1, 0)
-             FROM json_each($2) AS f
+             FROM jsonb_each($2) AS f
              WHERE messaging_outbox.id = unhex(f.value ->> 0) AND claimed_by = $1",
         )
         .bind(claimed_by)

@@ -17,7 +17,7 @@ pub async fn insert_many(c: &mut SqliteConnection, notices: &[NewNotice], now: T
         "INSERT INTO notifications_notices (group_id, id, order_id, kind, channel, state, event_id, created_at)
          SELECT value ->> 0, unhex(value ->> 1), unhex(value ->> 2), value ->> 3, value ->> 4, value ->> 5,
              unhex(value ->> 6), $2
-         FROM json_each($1) WHERE true ON CONFLICT (group_id, order_id, kind) DO NOTHING",
+         FROM jsonb_each($1) WHERE true ON CONFLICT (group_id, order_id, kind) DO NOTHING",
     )
     .bind(Json(rows))
     .bind(now)

@@ -28,7 +28,7 @@ pub async fn insert_orders(c: &mut SqliteConnection, orders: &[Order]) -> sqlx::
              correlation_id, created_at, updated_at)
          SELECT value ->> 0, unhex(value ->> 1), value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6,
              value ->> 7, value ->> 8, value ->> 9, value ->> 9
-         FROM json_each($1)",
+         FROM jsonb_each($1)",
     )
     .bind(Json(rows))
     .execute(c)
@@ -47,7 +47,7 @@ pub async fn insert_lines(c: &mut SqliteConnection, lines: &[Line<'_>]) -> sqlx:
         .collect();
     sqlx::query(
         "INSERT INTO orders_lines (group_id, order_id, line, sku, quantity, unit_price_minor)
-         SELECT value ->> 0, unhex(value ->> 1), value ->> 2, value ->> 3, value ->> 4, value ->> 5 FROM json_each($1)",
+         SELECT value ->> 0, unhex(value ->> 1), value ->> 2, value ->> 3, value ->> 4, value ->> 5 FROM jsonb_each($1)",
     )
     .bind(Json(rows))
     .execute(c)
@@ -67,8 +67,8 @@ pub async fn insert_keys(c: &mut SqliteConnection, keys: &[Key<'_>], now: Timest
     sqlx::query(
         // `WHERE true`: without it, ON CONFLICT would parse as a join condition
         "INSERT INTO orders_idempotency (group_id, route, key, fingerprint, order_id, created_at)
-         SELECT value ->> 0, value ->> 1, value ->> 2, substr($2, json_each.key * 32 + 1, 32), unhex(value ->> 3), $3
-         FROM json_each($1) WHERE true ON CONFLICT DO NOTHING",
+         SELECT value ->> 0, value ->> 1, value ->> 2, substr($2, jsonb_each.key * 32 + 1, 32), unhex(value ->> 3), $3
+         FROM jsonb_each($1) WHERE true ON CONFLICT DO NOTHING",
     )
     .bind(Json(rows))
     .bind(fingerprints)
@@ -84,7 +84,7 @@ pub async fn select_keys(
 ) -> sqlx::Result<Vec<(String, String, Vec<u8>, Uuid)>> {
     let rows: Vec<_> = keys.iter().map(|key| (key.group_id, key.route, key.key)).collect();
     sqlx::query_as(
-        "SELECT i.group_id, i.key, i.fingerprint, i.order_id FROM json_each($1) AS wanted
+        "SELECT i.group_id, i.key, i.fingerprint, i.order_id FROM jsonb_each($1) AS wanted
          CROSS JOIN orders_idempotency i ON i.group_id = wanted.value ->> 0 AND i.route = wanted.value ->> 1
              AND i.key = wanted.value ->> 2",
     )
@@ -100,7 +100,7 @@ pub async fn answer_many(c: &mut SqliteConnection, answers: &[Answer], now: Time
         .collect();
     sqlx::query(
         "UPDATE orders_orders SET status = a.value ->> 2, reason = a.value ->> 3, updated_at = $2
-         FROM json_each($1) AS a
+         FROM jsonb_each($1) AS a
          WHERE group_id = a.value ->> 0 AND orders_orders.id = unhex(a.value ->> 1) AND status = 'placed'",
     )
     .bind(Json(rows))

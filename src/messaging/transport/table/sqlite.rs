@@ -29,7 +29,7 @@ pub async fn move_due(c: &mut SqliteConnection, limit: i64, now: Timestamp) -> s
          SELECT CASE o.target WHEN '' THEN b.queue ELSE o.target END,
              CASE o.kind WHEN 'redrive' THEN o.headers ->> 'x-message-id' ELSE lower(hex(o.event_id)) END,
              o.aggregate_type || '.' || o.event_type, o.correlation_id, o.headers, o.body, $2
-         FROM json_each($1) AS due
+         FROM jsonb_each($1) AS due
          CROSS JOIN messaging_outbox o ON o.seq = due.value
          LEFT JOIN messaging_bindings b
              ON o.target = '' AND b.routing_key = o.aggregate_type || '.' || o.event_type
@@ -161,7 +161,7 @@ pub async fn move_to(
     sqlx::query(
         "UPDATE messaging_queue SET queue = $3, x_death = d.value ->> 1, enqueued_at = $4, lock_token = NULL,
              lease_until = NULL, deliveries = 0
-         FROM json_each($1) AS d
+         FROM jsonb_each($1) AS d
          WHERE messaging_queue.id = d.value ->> 0 AND lock_token = $2",
     )
     .bind(Json(rows))
@@ -185,7 +185,7 @@ pub async fn count(
              (SELECT count(*) FROM messaging_queue WHERE queue = name AND lease_until > $2),
              (SELECT enqueued_at FROM messaging_queue WHERE queue = name ORDER BY id LIMIT 1),
              (SELECT count(*) FROM messaging_subscriptions WHERE queue = name AND seen_at > $2 - $3)
-         FROM (SELECT value AS name FROM json_each($1))",
+         FROM (SELECT value AS name FROM jsonb_each($1))",
     )
     .bind(Json(queues))
     .bind(now)
