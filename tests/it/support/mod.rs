@@ -5,7 +5,7 @@ mod database;
 mod postgres;
 mod process;
 
-pub use app::App;
+pub use app::{App, settings};
 pub use database::{Engine, TestDb};
 pub use process::Server;
 
