@@ -1,5 +1,6 @@
 //! The tests that need a database, a server or a process of their own.
 
+mod http;
 mod loyalty;
 mod smoke;
 mod support;

@@ -56,6 +56,17 @@ impl App {
         self.client.post(format!("{}{path}", self.url)).json(body)
     }
 
+    pub fn put(&self, path: &str, body: &Value) -> RequestBuilder {
+        self.client.put(format!("{}{path}", self.url)).json(body)
+    }
+
+    /// POSTs what must succeed and returns what it answers.
+    pub async fn tell(&self, path: &str, body: &Value) -> Value {
+        let response = self.post(path, body).send().await.unwrap();
+        assert!(response.status().is_success(), "POST {path}: {}", response.status());
+        response.json().await.unwrap()
+    }
+
     /// GETs JSON that must be there.
     pub async fn read(&self, path: &str) -> Value {
         let response = self.get(path).send().await.unwrap();
@@ -73,7 +84,7 @@ impl App {
     }
 
     pub async fn put_stock(&self, sku: &str, on_hand: i64) {
-        let request = self.client.put(format!("{}/v1/stock/{sku}", self.url)).json(&json!({ "on_hand": on_hand }));
+        let request = self.put(&format!("/v1/stock/{sku}"), &json!({ "on_hand": on_hand }));
         assert_eq!(request.send().await.unwrap().status(), StatusCode::OK);
     }
 
@@ -81,6 +92,11 @@ impl App {
     pub async fn stock(&self, sku: &str) -> (i64, i64) {
         let stock = self.read(&format!("/v1/stock/{sku}")).await;
         (stock["on_hand"].as_i64().unwrap(), stock["reserved"].as_i64().unwrap())
+    }
+
+    /// Places an order and does not wait for its outcome.
+    pub async fn place(&self, customer: &str, items: &[(&str, i64)]) -> Value {
+        self.tell("/v1/orders", &order(customer, items)).await
     }
 
     pub async fn place_and_wait(&self, customer: &str, items: &[(&str, i64)]) -> Value {
