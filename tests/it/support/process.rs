@@ -49,3 +49,11 @@ impl Server {
         self.wait()
     }
 }
+
+/// A test that fails leaves no server behind.
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
