@@ -1,7 +1,9 @@
 //! The tests that need a database, a server or a process of their own.
 
+mod architecture;
 mod http;
 mod idempotency;
 mod loyalty;
+mod openapi;
 mod smoke;
 mod support;
