@@ -180,6 +180,6 @@ async fn two_servers_on_one_postgres_place_one_order_per_key() {
     }
     assert_eq!(db.count("SELECT COUNT(*) FROM orders_orders").await, 5);
     for server in servers {
-        assert!(server.terminate());
+        assert!(server.terminate().await);
     }
 }

@@ -118,7 +118,7 @@ async fn the_examples_of_the_document_work() {
 #[tokio::test]
 async fn the_fault_lab_is_not_there_unless_asked_for() {
     let (app, _db) = start(false).await;
-    for path in ["/v1/lab/publish", "/v1/lab/crash"] {
+    for path in ["/v1/lab/publish", "/v1/lab/crash", "/v1/lab/fail"] {
         let response = app.post(path, &json!({})).send().await.unwrap();
         crate::support::problem(response, 404, "not-found").await;
     }

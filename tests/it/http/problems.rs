@@ -268,6 +268,10 @@ async fn the_fault_lab_checks_what_it_is_given(db: TestDb) {
     ] {
         wrong_field(app.post("/v1/lab/publish", &body).send().await.unwrap(), pointer).await;
     }
+    let nobody = app.post("/v1/lab/fail", &json!({ "consumer": "nobody" })).send().await.unwrap();
+    problem(nobody, 404, "not-found").await;
+    let often = app.post("/v1/lab/fail", &json!({ "consumer": "orders", "times": -1 })).send().await.unwrap();
+    wrong_field(often, "/times").await;
     let nowhere = app.post("/v1/lab/crash", &json!({ "point": "nowhere" })).send().await.unwrap();
     let problem = wrong_field(nowhere, "/point").await;
     assert!(problem["detail"].as_str().unwrap().contains("consumer.after_commit"), "it names the points there are");

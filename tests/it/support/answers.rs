@@ -3,7 +3,7 @@
 use reqwest::Response;
 use serde_json::Value;
 
-use super::App;
+use super::Api;
 
 /// An answer that must be this problem, whole: media type, code, status and request id.
 pub async fn problem(response: Response, status: u16, code: &str) -> Value {
@@ -44,7 +44,7 @@ pub fn fields(object: &Value) -> Vec<&str> {
     names
 }
 
-impl App {
+impl Api {
     /// Every row of a list, page by page along the Link header, which must say what `next_cursor` says.
     pub async fn walk(&self, path: &str) -> Vec<Value> {
         let mut rows = Vec::new();

@@ -55,6 +55,16 @@ impl TestDb {
         count
     }
 
+    /// The same, with one text bound.
+    pub async fn count_of(&self, sql: &'static str, text: &str) -> i64 {
+        let db = self.look().await;
+        let mut tx = db.read().await.unwrap();
+        let count = stockade::on!(tx, c => sqlx::query_scalar(sql).bind(text).fetch_one(c).await).unwrap();
+        drop(tx);
+        db.close().await;
+        count
+    }
+
     /// The bytes of the event of type `key` about `aggregate_id`, as they were published.
     pub async fn event_body(&self, aggregate_id: &str, key: &str) -> String {
         let (aggregate_type, event_type) = key.split_once('.').unwrap();

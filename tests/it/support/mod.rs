@@ -1,13 +1,15 @@
 //! What the tests stand on: databases of their own, servers in and out of process, and waiting with a deadline.
 
 mod answers;
+mod api;
 mod app;
 mod database;
 mod postgres;
 mod process;
 
 pub use answers::{fields, problem, wrong_field};
-pub use app::{App, order, settings};
+pub use api::{Api, order};
+pub use app::{App, settings};
 pub use database::{Engine, TestDb};
 pub use process::Server;
 
