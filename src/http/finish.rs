@@ -62,7 +62,10 @@ fn is_safe_id(id: &str) -> bool {
 fn problem_of(response: &mut Response) -> Option<Problem> {
     let status = response.status();
     let ours = response.extensions_mut().remove::<Problem>();
-    ours.or_else(|| (status.is_client_error() || status.is_server_error()).then(|| Problem::of_status(status)))
+    // An error that comes with JSON is one that a handler means to give, as `/readyz` does.
+    let bare = response.headers().get(header::CONTENT_TYPE).is_none_or(|kind| kind != "application/json");
+    let is_error = status.is_client_error() || status.is_server_error();
+    ours.or_else(|| (bare && is_error).then(|| Problem::of_status(status)))
 }
 
 fn write(mut problem: Problem, bare: Response, uri: &Uri, id: &str) -> Response {
