@@ -45,7 +45,7 @@ async fn a_kill_in_a_burst_loses_no_acknowledged_order(db: TestDb) {
         while acknowledged.len() < 100 {
             acknowledged.extend(burst.next().await.expect("more orders than that"));
         }
-        shop.server.signal("-KILL");
+        shop.server.signal("KILL");
         // Those still under way are cut off, or were answered just before.
         while let Some(answer) = burst.next().await {
             acknowledged.extend(answer);
@@ -68,7 +68,7 @@ async fn one_kill_after_another_loses_and_doubles_nothing(db: TestDb) {
     let mut shop = Shop::open(&db, &["--batch", "8"]).await;
     shop.place(200).await;
     for _ in 0..4 {
-        shop.server.signal("-KILL");
+        shop.server.signal("KILL");
         shop.server.ended().await;
         shop.server = Server::start(&db, &shop.flags);
         // Dies again as soon as it has got anywhere.
@@ -87,7 +87,7 @@ async fn one_kill_after_another_loses_and_doubles_nothing(db: TestDb) {
 async fn a_stop_finishes_what_is_in_hand(db: TestDb) {
     let mut shop = Shop::open(&db, &["--batch", "8"]).await;
     shop.place(100).await;
-    shop.server.signal("-TERM");
+    shop.server.signal("TERM");
     let status = shop.server.ended().await;
     assert_eq!(status.code(), Some(0), "{status}");
     for (what, sql) in [
@@ -115,9 +115,9 @@ async fn a_second_signal_ends_the_process_at_once(db: TestDb) {
         _ = waiting => panic!("nothing answers it before the second signal"),
         began = async {
             eventually("its order", || async { (db.count(orders).await == 1).then_some(()) }).await;
-            server.signal("-INT");
+            server.signal("INT");
             eventually("closed doors", || async { knock.get(&livez).send().await.is_err().then_some(()) }).await;
-            server.signal("-INT");
+            server.signal("INT");
             Instant::now()
         } => began,
     };

@@ -35,6 +35,11 @@ impl TestDb {
         Self { url, _folder: folder }
     }
 
+    /// A database that somebody else looks after.
+    pub fn at(url: String) -> Self {
+        Self { url, _folder: tempfile::tempdir().unwrap() }
+    }
+
     /// Opens it as a server would, with a clock that may be set by hand.
     pub async fn open(&self, clock: Clock) -> Db {
         Db::open(&self.options(), clock).await.unwrap()

@@ -11,6 +11,7 @@ pub use answers::{fields, problem, wrong_field};
 pub use api::{Api, order};
 pub use app::{App, settings};
 pub use database::{Engine, TestDb};
+pub use postgres::OwnPostgres;
 pub use process::Server;
 
 use std::time::Duration;

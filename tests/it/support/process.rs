@@ -59,14 +59,16 @@ impl Server {
         eventually("the end of the process", || async { child.borrow_mut().try_wait().unwrap() }).await
     }
 
+    /// Sends `TERM`, `INT`, `KILL`.
     pub fn signal(&self, signal: &str) {
-        let pid = self.child.id().to_string();
-        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
+        // By the shell: a lean system has no `kill` of its own.
+        let kill = format!("kill -s {signal} {}", self.child.id());
+        assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
     }
 
     /// Asks for an orderly stop and waits for it; says whether the process ended well.
     pub async fn terminate(mut self) -> bool {
-        self.signal("-TERM");
+        self.signal("TERM");
         self.ended().await.success()
     }
 }
