@@ -91,6 +91,23 @@ async fn a_file_locked_for_a_moment_is_waited_for() {
     assert_eq!(waiting.await.status(), StatusCode::CREATED);
 }
 
+/// Writes until the file can grow no more.
+async fn fill(operator: &mut SqliteConnection, limit: &str) {
+    let pragma = format!("PRAGMA max_page_count = {limit}");
+    operator.execute(sqlx::AssertSqlSafe(pragma)).await.unwrap();
+    operator.execute("CREATE TABLE filler (x BLOB)").await.unwrap();
+    for size in [100_000, 4_000, 100] {
+        let full = loop {
+            if let Err(error) =
+                sqlx::query("INSERT INTO filler VALUES (zeroblob($1))").bind(size).execute(&mut *operator).await
+            {
+                break error;
+            }
+        };
+        assert_eq!(full.as_database_error().unwrap().code().as_deref(), Some("13"), "SQLITE_FULL: {full}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_disk_is_told_and_survived() {
     let db = TestDb::new(Engine::Sqlite).await;
@@ -99,31 +116,33 @@ async fn a_full_disk_is_told_and_survived() {
     let mut operator = beside(&db).await;
     operator.execute("CREATE TABLE ballast (x BLOB)").await.unwrap();
     operator.execute("INSERT INTO ballast VALUES (zeroblob(2000000))").await.unwrap();
-    operator.execute("PRAGMA wal_checkpoint(TRUNCATE)").await.unwrap();
     let pages: i64 = sqlx::query_scalar("PRAGMA page_count").fetch_one(&mut operator).await.unwrap();
-    let limit: &'static str = (pages + 40).to_string().leak();
+    let limit: &'static str = (pages + 400).to_string().leak();
 
+    // A backlog waits, and there is no room left to work it off.
     let mut shop = Shop::open(&db, &["--sqlite-max-pages", limit]).await;
-    let refused = loop {
-        let key = shop.orders;
-        let request = shop.server.post("/v1/orders", &order(&format!("customer-{key}"), &[("A", 1)]));
-        let response = request.header("idempotency-key", format!("key-{key}")).send().await.unwrap();
-        if response.status() != StatusCode::CREATED {
-            break response;
-        }
-        shop.orders += 1;
-        assert!(shop.orders < 1000, "the file never fills up");
-    };
-    assert_away(refused).await;
+    shop.server.tell("/v1/consumers/inventory/pause", &json!({})).await;
+    shop.place(100).await;
+    eventually("the backlog", || async {
+        (shop.server.read("/v1/queues/inventory").await["depth"] == 100).then_some(())
+    })
+    .await;
+    fill(&mut operator, limit).await;
+    shop.server.tell("/v1/consumers/inventory/resume", &json!({})).await;
     let (_, body) = eventually("a server that says so", || async {
-        assert_away(try_to_place(&shop.server).await).await;
         Some(readiness(&shop.server).await).filter(|(_, body)| body["status"] != "ok")
     })
     .await;
-    assert!(["degraded", "unavailable"].contains(&body["status"].as_str().unwrap()), "{body}");
+    assert_eq!(body["checks"]["inventory"], "troubled", "{body}");
+    let skus: Vec<String> = (0..100).map(|line| format!("{line:064}")).collect();
+    let large: Vec<(&str, i64)> = skus.iter().map(|sku| (sku.as_str(), 1)).collect();
+    for _ in 0..3 {
+        let refused = shop.server.post("/v1/orders", &order("hopeful", &large)).send().await.unwrap();
+        assert_away(refused).await;
+    }
     assert_eq!(shop.server.read("/livez").await["status"], "ok");
-    let placed = i64::try_from(shop.server.walk("/v1/orders?limit=200").await.len()).unwrap();
-    assert_eq!(placed, shop.orders, "what was acknowledged is there, and what was refused is not");
+    assert_eq!(shop.server.walk("/v1/orders?limit=200").await.len(), 100, "what was refused is not there");
+    assert_eq!(shop.server.stock("A").await, (super::STOCK, 0), "nothing is half done");
 
     // Room is made, and everything goes on by itself.
     operator.execute("DROP TABLE ballast").await.unwrap();
