@@ -47,6 +47,7 @@ pub struct Builder {
     demo: bool,
     clock: Clock,
     members: Vec<Member>,
+    schemas: Vec<&'static str>,
     routes: Vec<Box<dyn FnOnce(&Db) -> OpenApiRouter + Send>>,
 }
 
@@ -81,13 +82,21 @@ impl Builder {
             Member::of(Inventory { numbers: Arc::new(Numbers::new("RES")) }, settings.runs(Part::Inventory)),
             Member::of(Notifications, settings.runs(Part::Notifications)),
         ];
-        Self { settings, demo: false, clock: Clock::System, members, routes: Vec::new() }
+        Self { settings, demo: false, clock: Clock::System, members, schemas: Vec::new(), routes: Vec::new() }
     }
 
     /// Adds a module: its queue is declared, its consumer run, its dead letters filed.
     #[must_use]
     pub fn with(mut self, reaction: impl Reaction) -> Self {
         self.members.push(Member::of(reaction, true));
+        self
+    }
+
+    /// Adds tables, created before anything runs. `sql` is run at each start and must leave what is there alone
+    /// (`CREATE TABLE IF NOT EXISTS`).
+    #[must_use]
+    pub fn with_schema(mut self, sql: &'static str) -> Self {
+        self.schemas.push(sql);
         self
     }
 
@@ -113,6 +122,9 @@ impl Builder {
             anyhow::bail!("the fault lab is for loopback addresses only; {} is none", settings.listen);
         }
         let db = Db::open(&settings.database(), self.clock).await?;
+        for sql in self.schemas {
+            db.create(sql).await.context("cannot create a module's tables")?;
+        }
         let topology = topology(&self.members, &settings);
         let transport = Transport::Table(TableQueue::new(db.clone(), settings.lease));
         transport.declare(&topology).await.context("cannot declare the queues")?;

@@ -40,7 +40,6 @@ struct Inner {
 
 impl Lifecycle {
     /// Runs a task until its stage is stopped; `task` gets the token that says so.
-    #[expect(clippy::disallowed_methods, reason = "the one place that spawns, so that every task is tracked")]
     pub fn spawn<F: Future<Output = ()> + Send + 'static>(
         &self,
         stage: Stage,

@@ -1,5 +1,7 @@
 //! `stockade serve` and `stockade migrate`.
 
+use std::io::Write;
+use std::net::SocketAddr;
 use std::process::ExitCode;
 
 use clap::Args;
@@ -33,14 +35,8 @@ impl Serve {
                 return Ok(ExitCode::SUCCESS);
             }
         };
-        let at = format!("http://{}", running.address);
-        println!("Stockade is ready.");
-        println!("  dashboard  {at}/");
-        println!("  API docs   {at}/docs/");
-        println!("  readiness  {at}/readyz");
-        println!("Place an order and wait for its outcome:");
-        println!("  curl -s {at}/v1/orders -H 'Content-Type: application/json' -H 'Prefer: wait=5' \\");
-        println!("    -d '{{\"customer_id\":\"alice\",\"items\":[{{\"sku\":\"WIDGET-A\",\"quantity\":2}}]}}'");
+        // A reader that went away (`| head -1`) is no reason to stop serving.
+        let _ = std::io::stdout().write_all(banner(running.address).as_bytes());
         let clean = running
             .run_until(async {
                 if let Err(error) = stop.await {
@@ -51,6 +47,21 @@ impl Serve {
             .await;
         Ok(if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
+}
+
+fn banner(address: SocketAddr) -> String {
+    let at = format!("http://{address}");
+    format!(
+        "\
+Stockade is ready.
+  dashboard  {at}/
+  API docs   {at}/docs/
+  readiness  {at}/readyz
+Place an order and wait for its outcome:
+  curl -s {at}/v1/orders -H 'Content-Type: application/json' -H 'Prefer: wait=5' \\
+    -d '{{\"customer_id\":\"alice\",\"items\":[{{\"sku\":\"WIDGET-A\",\"quantity\":2}}]}}'
+"
+    )
 }
 
 #[derive(Args)]

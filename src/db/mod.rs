@@ -35,6 +35,8 @@ use crate::clock::{Clock, Timestamp};
 /// The first SQLite whose WAL cannot be corrupted by two connections resetting it at once.
 const SQLITE_VERSION_MIN: (u32, u32, u32) = (3, 51, 3);
 const SQLITE_READERS: u32 = 4;
+/// `IF NOT EXISTS` does not keep two Postgres sessions from creating one table at once; this lock does.
+const SCHEMA_LOCK: i64 = 0x5354_4f43_4b41_4445;
 
 /// How to open a database; every limit has its setting in `config.rs`.
 #[derive(Debug, Clone)]
@@ -103,6 +105,21 @@ impl Db {
         let db = Self { engine, wakes: Wakes::default(), clock };
         migrate::run(&db.engine).await.context("cannot migrate the database")?;
         Ok(db)
+    }
+
+    /// Runs the schema of a module that brings its own, one instance at a time.
+    pub async fn create(&self, sql: &'static str) -> sqlx::Result<()> {
+        let mut tx = self.begin().await?;
+        match tx.conn() {
+            Conn::Postgres(c) => {
+                sqlx::query("SELECT pg_advisory_xact_lock($1)").bind(SCHEMA_LOCK).execute(&mut **c).await?;
+                sqlx::raw_sql(sql).execute(&mut **c).await?;
+            }
+            Conn::Sqlite(c) => {
+                sqlx::raw_sql(sql).execute(&mut **c).await?;
+            }
+        }
+        tx.commit().await
     }
 
     /// Opens an existing database to look at it, beside the server that owns it.

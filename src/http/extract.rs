@@ -1,11 +1,15 @@
 //! Extractors that answer with problems: bodies, queries, and the headers that several modules take.
 
+use std::marker::PhantomData;
+
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{FromRequest, FromRequestParts, Query, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
 use bytes::Bytes;
-use serde::de::DeserializeOwned;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{DeserializeOwned, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_path_to_error::Segment;
 use sha2::{Digest, Sha256};
 
@@ -45,7 +49,7 @@ fn is_json(headers: &HeaderMap) -> bool {
 /// Bad syntax is a 400; good JSON of the wrong shape is a 422 that points at the field.
 fn parse<T: DeserializeOwned>(raw: &[u8]) -> Result<T, Problem> {
     let mut json = serde_json::Deserializer::from_slice(raw);
-    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+    let Object(value) = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let pointer = pointer_of(error.path());
         let inner = error.into_inner();
         if inner.is_data() {
@@ -56,6 +60,30 @@ fn parse<T: DeserializeOwned>(raw: &[u8]) -> Result<T, Problem> {
     })?;
     json.end().map_err(|error| malformed(&error))?;
     Ok(value)
+}
+
+/// A JSON object and nothing else: where serde expects a struct it would also take an array of its fields.
+#[derive(Debug)]
+pub struct Object<T>(pub T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct OnlyMaps<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for OnlyMaps<T> {
+            type Value = Object<T>;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Object<T>, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map)).map(Object)
+            }
+        }
+
+        deserializer.deserialize_map(OnlyMaps(PhantomData))
+    }
 }
 
 fn malformed(error: &serde_json::Error) -> Problem {
@@ -164,13 +192,23 @@ mod tests {
     #[test]
     fn a_wrong_field_is_pointed_at() {
         #[derive(Debug, serde::Deserialize)]
+        #[expect(dead_code, reason = "only its parsing matters")]
+        struct Outer {
+            list: Vec<Object<Inner>>,
+        }
+        #[derive(Debug, serde::Deserialize)]
+        #[expect(dead_code, reason = "only its parsing matters")]
         struct Inner {
-            #[expect(dead_code, reason = "only its parsing matters")]
             n: u8,
         }
-        let problem = parse::<Vec<Inner>>(br#"[{"n":1},{"n":"x"}]"#).unwrap_err();
-        assert_eq!((problem.status, problem.errors[0].pointer.as_str()), (422, "/1/n"));
-        assert_eq!(parse::<Vec<Inner>>(b"[{").unwrap_err().code, "malformed-json");
-        assert_eq!(parse::<Vec<Inner>>(b"[] []").unwrap_err().code, "malformed-json");
+        let pointer = |body: &str| {
+            let problem = parse::<Outer>(body.as_bytes()).unwrap_err();
+            (problem.status, problem.errors[0].pointer.clone())
+        };
+        assert_eq!(pointer(r#"{"list":[{"n":1},{"n":"x"}]}"#), (422, "/list/1/n".to_owned()));
+        assert_eq!(pointer(r#"{"list":[[1]]}"#), (422, "/list/0".to_owned()), "an array is no object");
+        assert_eq!(pointer(r#"[[{"n":1}]]"#), (422, String::new()));
+        assert_eq!(parse::<Outer>(b"{").unwrap_err().code, "malformed-json");
+        assert_eq!(parse::<Outer>(br#"{"list":[]} {}"#).unwrap_err().code, "malformed-json");
     }
 }

@@ -3,8 +3,9 @@
 use axum::extract::Request;
 use axum::http::{HeaderName, HeaderValue, Uri, header};
 use axum::middleware::Next;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 
+use super::extract::bad_filter;
 use super::page::NextCursor;
 use super::problem::Problem;
 use crate::clock::mint_id;
@@ -25,7 +26,10 @@ pub async fn finish(mut request: Request, next: Next) -> Response {
         .map_or_else(|| mint_id().to_string(), str::to_owned);
     let uri = request.uri().clone();
     request.extensions_mut().insert(RequestId(id.clone()));
-    let mut response = next.run(request).await;
+    let mut response = match unanswerable(&uri) {
+        Some(problem) => problem.into_response(),
+        None => next.run(request).await,
+    };
     if let Some(problem) = problem_of(&mut response) {
         response = write(problem, response, &uri, &id);
     } else if let Some(NextCursor(cursor)) = response.extensions_mut().remove() {
@@ -40,6 +44,16 @@ pub async fn finish(mut request: Request, next: Next) -> Response {
     response
 }
 
+/// No id, name or filter of ours has a NUL, and Postgres would take its query for a broken one.
+fn unanswerable(uri: &Uri) -> Option<Problem> {
+    const NUL: &str = "%00";
+    if uri.path().contains(NUL) {
+        Some(Problem::not_found("there is nothing at a path with a NUL in it"))
+    } else {
+        uri.query().filter(|query| query.contains(NUL)).map(|_| bad_filter("no parameter takes a NUL"))
+    }
+}
+
 fn is_safe_id(id: &str) -> bool {
     (1..=REQUEST_ID_CHARS_MAX).contains(&id.len())
         && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte))
@@ -48,7 +62,10 @@ fn is_safe_id(id: &str) -> bool {
 fn problem_of(response: &mut Response) -> Option<Problem> {
     let status = response.status();
     let ours = response.extensions_mut().remove::<Problem>();
-    ours.or_else(|| (status.is_client_error() || status.is_server_error()).then(|| Problem::of_status(status)))
+    // An error that comes with JSON is one that a handler means to give, as `/readyz` does.
+    let bare = response.headers().get(header::CONTENT_TYPE).is_none_or(|kind| kind != "application/json");
+    let is_error = status.is_client_error() || status.is_server_error();
+    ours.or_else(|| (bare && is_error).then(|| Problem::of_status(status)))
 }
 
 fn write(mut problem: Problem, bare: Response, uri: &Uri, id: &str) -> Response {

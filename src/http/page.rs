@@ -74,7 +74,8 @@ pub fn read_cursor(cursor: Option<&str>) -> Result<Option<String>, Problem> {
     let Some(cursor) = cursor else { return Ok(None) };
     let read = || {
         let text = String::from_utf8(URL_SAFE_NO_PAD.decode(cursor).ok()?).ok()?;
-        text.strip_prefix(CURSOR_VERSION).map(str::to_owned)
+        // We write no NUL, and Postgres takes none.
+        text.strip_prefix(CURSOR_VERSION).filter(|key| !key.contains('\0')).map(str::to_owned)
     };
     read().map(Some).ok_or_else(bad_cursor)
 }
@@ -112,7 +113,8 @@ mod tests {
         #[test]
         fn no_cursor_breaks_the_reader(text in ".{0,80}") {
             let _ = read_cursor(Some(&text));
-            prop_assert_eq!(read_cursor(Some(&write_cursor(&text))).unwrap(), Some(text));
+            let read = read_cursor(Some(&write_cursor(&text)));
+            prop_assert_eq!(read.ok().flatten(), (!text.contains('\0')).then_some(text));
         }
     }
 }

@@ -4,6 +4,7 @@ use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::{Deserialize, Serialize};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -22,6 +23,8 @@ use crate::messaging::event::is_plain_text;
 use crate::orders::events::{QUANTITY_MAX, Sku};
 
 const REASON_CHARS_MAX: usize = 200;
+/// What has to be escaped for a SKU to be one segment of a path.
+const NOT_IN_A_SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
 pub fn routes() -> OpenApiRouter<Db> {
     OpenApiRouter::new()
@@ -168,14 +171,8 @@ async fn adjust_stock(
     let mut tx = db.begin().await?;
     let stock = service::adjust(&mut tx, caller.origin(), &sku, Change::By(delta), &reason).await?;
     tx.commit().await?;
-    let location = format!("/v1/stock/{sku}");
-    let location = header::HeaderValue::try_from(location).ok().map(|location| [(header::LOCATION, location)]);
-    Ok((
-        StatusCode::CREATED,
-        location.into_iter().flatten().collect::<header::HeaderMap>(),
-        Json(StockBody::from(stock)),
-    )
-        .into_response())
+    let location = format!("/v1/stock/{}", utf8_percent_encode(sku.as_str(), NOT_IN_A_SEGMENT));
+    Ok((StatusCode::CREATED, [(header::LOCATION, location)], Json(StockBody::from(stock))).into_response())
 }
 
 fn read_sku(sku: String) -> Result<Sku, Problem> {

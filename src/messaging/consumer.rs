@@ -227,7 +227,11 @@ impl<R: Reaction> Consumer<R> {
         let mut tx = self.kernel.db.begin().await?;
         let plan = self.plan(&mut tx, items).await?;
         let batch: Vec<&Message<R::Fact>> = plan.run.iter().map(|(index, _)| &items[*index].message).collect();
-        let outcomes = if batch.is_empty() { Vec::new() } else { self.react(&mut tx, &batch).await? };
+        let failing = self.kernel.faults.failures(R::NAME, batch.len());
+        let mut outcomes = vec![Outcome::retry("the fault lab let it fail"); failing];
+        if failing < batch.len() {
+            outcomes.extend(self.react(&mut tx, &batch[failing..]).await?);
+        }
         assert_eq!(outcomes.len(), batch.len(), "{} must give one outcome per event", R::NAME);
         let mut settled = plan.settled;
         let decided = self.keep_books(&mut tx, items, &plan.run, &outcomes).await?;
@@ -238,7 +242,7 @@ impl<R: Reaction> Consumer<R> {
         self.kernel.faults.reach("consumer.before_commit", R::NAME);
         tx.commit().await?;
         self.kernel.faults.reach("consumer.after_commit", R::NAME);
-        self.reaction.committed(&batch, &outcomes);
+        self.reaction.committed(&batch[failing..], &outcomes[failing..]);
         Ok(settled)
     }
 

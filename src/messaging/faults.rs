@@ -1,8 +1,10 @@
-//! Named points at which the process can be told to die, so that tests and demos can see what a crash leaves.
+//! Named points at which the process can be told to die, and handlers that can be told to fail, so that tests and
+//! demos can see what that leaves.
 //!
-//! Disarmed, a point costs one atomic load. Armed, the next thread to reach it aborts the process: no destructor
+//! Disarmed, a fault costs one atomic load. At an armed point the next thread aborts the process: no destructor
 //! runs, no buffer is flushed, as with a kill -9 at that very line.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -29,6 +31,8 @@ struct Inner {
     armed: AtomicBool,
     /// The point, and the consumer it is meant for; no consumer means any.
     point: Mutex<Option<(String, Option<String>)>>,
+    /// How many more events of a consumer are to fail.
+    failures: Mutex<HashMap<String, usize>>,
 }
 
 impl Faults {
@@ -56,5 +60,23 @@ impl Faults {
             tracing::error!(point, who, "crash point reached: aborting");
             std::process::abort();
         }
+    }
+
+    /// Lets the next `times` events of `consumer` fail for now, to be retried.
+    pub fn arm_failures(&self, consumer: &str, times: usize) {
+        self.inner.failures.lock().unwrap_or_else(PoisonError::into_inner).insert(consumer.to_owned(), times);
+        self.inner.armed.store(true, Ordering::Release);
+    }
+
+    /// How many events of a batch of `count` are to fail, counted off what was asked for.
+    pub fn failures(&self, consumer: &str, count: usize) -> usize {
+        if !self.inner.armed.load(Ordering::Acquire) {
+            return 0;
+        }
+        let mut failures = self.inner.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(left) = failures.get_mut(consumer) else { return 0 };
+        let now = count.min(*left);
+        *left -= now;
+        now
     }
 }

@@ -11,7 +11,7 @@ use super::store::{self, Notice};
 use crate::clock::Timestamp;
 use crate::db::Db;
 use crate::http::caller::Caller;
-use crate::http::extract::Params;
+use crate::http::extract::{Params, bad_filter};
 use crate::http::page::{Page, fetch_limit, limit, read_uuid_cursor};
 use crate::http::problem::Problem;
 
@@ -59,6 +59,8 @@ pub struct ListNotifications {
     cursor: Option<String>,
 }
 
+const STATES: [&str; 5] = ["pending", "sending", "sent", "failed", "unknown"];
+
 /// List notices, newest first.
 #[utoipa::path(get, path = "/v1/notifications", tag = "notifications", params(ListNotifications), responses(
     (status = 200, body = Page<NoticeBody>),
@@ -70,6 +72,9 @@ async fn list_notifications(
     Params(params): Params<ListNotifications>,
 ) -> Result<Page<NoticeBody>, Problem> {
     let limit = limit(params.limit)?;
+    if params.state.as_deref().is_some_and(|state| !STATES.contains(&state)) {
+        return Err(bad_filter(format!("state must be one of {}", STATES.join(", "))));
+    }
     let query = store::Query {
         group_id: caller.group_id,
         order_id: params.order_id,

@@ -1,5 +1,5 @@
-//! The fault lab: puts anything into a queue, and lets the process die at a named point. Only routed with
-//! `serve --demo` on a loopback address.
+//! The fault lab: puts anything into a queue, lets handlers fail and the process die at a named point. Only routed
+//! with `serve --demo` on a loopback address.
 
 use axum::Json;
 use axum::extract::State;
@@ -21,7 +21,7 @@ use crate::messaging::transport::RawMessage;
 const TIMES_MAX: u32 = 1000;
 
 pub fn routes() -> OpenApiRouter<Operations> {
-    OpenApiRouter::new().routes(routes!(publish)).routes(routes!(crash))
+    OpenApiRouter::new().routes(routes!(publish)).routes(routes!(crash)).routes(routes!(fail))
 }
 
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
@@ -130,4 +130,35 @@ async fn crash(State(operations): State<Operations>, body: Body<Crash>) -> Resul
     };
     operations.kernel.faults.arm_crash(&point, consumer.as_deref());
     Ok((StatusCode::ACCEPTED, Json(Armed { point, meaning })))
+}
+
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"consumer": "notifications", "times": 1}))]
+pub struct Fail {
+    consumer: String,
+    /// How many events; 1 if not given.
+    times: Option<u32>,
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct Failing {
+    consumer: String,
+    times: u32,
+}
+
+/// Let the next events of a consumer fail: each is retried, and dead once its attempts are used up.
+#[utoipa::path(post, path = "/v1/lab/fail", tag = "operations", request_body = Fail, responses(
+    (status = 202, body = Failing),
+    (status = 404, description = "No such consumer", body = Problem, content_type = "application/problem+json"),
+    (status = 422, body = Problem, content_type = "application/problem+json"),
+))]
+async fn fail(State(operations): State<Operations>, body: Body<Fail>) -> Result<(StatusCode, Json<Failing>), Problem> {
+    let Fail { consumer, times } = body.value;
+    if !operations.topology.queues.iter().any(|binding| binding.consumer == consumer) {
+        return Err(Problem::not_found(format!("there is no consumer {consumer}")));
+    }
+    let times = times.unwrap_or(1);
+    operations.kernel.faults.arm_failures(&consumer, times as usize);
+    Ok((StatusCode::ACCEPTED, Json(Failing { consumer, times })))
 }

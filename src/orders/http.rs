@@ -21,7 +21,7 @@ use super::store;
 use crate::clock::Timestamp;
 use crate::db::Db;
 use crate::http::caller::Caller;
-use crate::http::extract::{Body, Params, fingerprint, idempotency_key, prefer_wait};
+use crate::http::extract::{Body, Object, Params, fingerprint, idempotency_key, prefer_wait};
 use crate::http::page::{Page, fetch_limit, limit, read_uuid_cursor};
 use crate::http::problem::Problem;
 
@@ -46,7 +46,8 @@ pub fn routes() -> OpenApiRouter<OrdersApi> {
 #[schema(example = json!({"customer_id": "alice", "items": [{"sku": "WIDGET-A", "quantity": 2, "unit_price_minor": 1250}]}))]
 pub struct PlaceOrder {
     customer_id: String,
-    items: Vec<PlaceItem>,
+    #[schema(value_type = Vec<PlaceItem>)]
+    items: Vec<Object<PlaceItem>>,
     /// Three capital letters.
     #[serde(default = "default_currency")]
     #[schema(default = "USD")]
@@ -170,7 +171,7 @@ fn submission(
 ) -> Result<Submission, Problem> {
     let key = idempotency_key(headers)?
         .map(|key| IdempotencyKey { key, fingerprint: fingerprint("POST", "/v1/orders", &body.raw) });
-    let items = body.value.items.into_iter().map(|item| Item {
+    let items = body.value.items.into_iter().map(|Object(item)| Item {
         sku: item.sku,
         quantity: item.quantity,
         unit_price_minor: item.unit_price_minor,

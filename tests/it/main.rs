@@ -1,9 +1,16 @@
 //! The tests that need a database, a server or a process of their own.
 
+mod architecture;
 mod chaos;
+mod cli;
 mod consumers;
+mod crashes;
 mod dead_letters;
+mod http;
+mod idempotency;
 mod inbox;
+mod loyalty;
+mod openapi;
 mod outbox;
 mod smoke;
 mod stores;

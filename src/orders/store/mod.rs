@@ -155,11 +155,12 @@ fn item_from_columns(sku: String, quantity: i64, price: i64) -> sqlx::Result<Ite
 fn order_from_columns(columns: Columns, items: Vec<Item>) -> sqlx::Result<Order> {
     let (id, number, customer_id, status, reason, total_minor, currency, ..) = columns;
     let (.., group_id, subsidiary_id, correlation_id, created_at, updated_at, hold_expires_at) = columns;
+    let unknown = || sqlx::Error::Decode(format!("unknown order status {status:?}").into());
     Ok(Order {
         id: OrderId(id),
         number,
         customer_id,
-        status: Status::from_column(&status)?,
+        status: Status::find(&status).ok_or_else(unknown)?,
         reason,
         items,
         total_minor,

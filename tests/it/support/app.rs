@@ -1,16 +1,15 @@
-//! A server within the test, and the calls that tests make on it.
+//! A server within the test.
+
+use std::ops::Deref;
 
 use clap::Parser;
-use reqwest::{Client, RequestBuilder, StatusCode};
-use serde_json::{Value, json};
 use stockade::app::{Builder, Running};
 use stockade::config::Settings;
 
-use super::{TestDb, eventually};
+use super::{Api, TestDb};
 
 pub struct App {
-    pub url: String,
-    pub client: Client,
+    api: Api,
     pub running: Running,
 }
 
@@ -40,59 +39,19 @@ impl App {
 
     pub async fn start_built(builder: Builder) -> Self {
         let running = builder.start().await.unwrap();
-        Self { url: format!("http://{}", running.address), client: Client::new(), running }
+        Self { api: Api::new(format!("http://{}", running.address)), running }
     }
 
     pub async fn stop(self) {
-        drop(self.client);
+        drop(self.api);
         assert!(self.running.stop().await, "a clean stop");
-    }
-
-    pub fn get(&self, path: &str) -> RequestBuilder {
-        self.client.get(format!("{}{path}", self.url))
-    }
-
-    pub fn post(&self, path: &str, body: &Value) -> RequestBuilder {
-        self.client.post(format!("{}{path}", self.url)).json(body)
-    }
-
-    /// GETs JSON that must be there.
-    pub async fn read(&self, path: &str) -> Value {
-        let response = self.get(path).send().await.unwrap();
-        assert_eq!(response.status(), StatusCode::OK, "GET {path}");
-        response.json().await.unwrap()
-    }
-
-    /// GETs a list and waits until it has `count` rows.
-    pub async fn eventually_list(&self, path: &str, count: usize) -> Vec<Value> {
-        eventually(&format!("{count} rows at {path}"), || async {
-            let rows = self.read(path).await["data"].as_array().unwrap().clone();
-            (rows.len() == count).then_some(rows)
-        })
-        .await
-    }
-
-    pub async fn put_stock(&self, sku: &str, on_hand: i64) {
-        let request = self.client.put(format!("{}/v1/stock/{sku}", self.url)).json(&json!({ "on_hand": on_hand }));
-        assert_eq!(request.send().await.unwrap().status(), StatusCode::OK);
-    }
-
-    /// (on_hand, reserved)
-    pub async fn stock(&self, sku: &str) -> (i64, i64) {
-        let stock = self.read(&format!("/v1/stock/{sku}")).await;
-        (stock["on_hand"].as_i64().unwrap(), stock["reserved"].as_i64().unwrap())
-    }
-
-    pub async fn place_and_wait(&self, customer: &str, items: &[(&str, i64)]) -> Value {
-        let response =
-            self.post("/v1/orders", &order(customer, items)).header("prefer", "wait=20").send().await.unwrap();
-        assert_eq!(response.status(), StatusCode::CREATED);
-        response.json().await.unwrap()
     }
 }
 
-/// The body of an order.
-pub fn order(customer: &str, items: &[(&str, i64)]) -> Value {
-    let items: Vec<Value> = items.iter().map(|(sku, quantity)| json!({ "sku": sku, "quantity": quantity })).collect();
-    json!({ "customer_id": customer, "items": items })
+impl Deref for App {
+    type Target = Api;
+
+    fn deref(&self) -> &Api {
+        &self.api
+    }
 }

@@ -35,6 +35,11 @@ impl TestDb {
         Self { url, _folder: folder }
     }
 
+    /// A database that somebody else looks after.
+    pub fn at(url: String) -> Self {
+        Self { url, _folder: tempfile::tempdir().unwrap() }
+    }
+
     /// Opens it as a server would, with a clock that may be set by hand.
     pub async fn open(&self, clock: Clock) -> Db {
         Db::open(&self.options(), clock).await.unwrap()
@@ -43,6 +48,48 @@ impl TestDb {
     /// Opens it beside a server.
     pub async fn look(&self) -> Db {
         Db::open_read_only(&self.options(), Clock::System).await.unwrap()
+    }
+
+    /// The one number that a query beside the server finds.
+    pub async fn count(&self, sql: &'static str) -> i64 {
+        let db = self.look().await;
+        let mut tx = db.read().await.unwrap();
+        let count = stockade::on!(tx, c => sqlx::query_scalar(sql).fetch_one(c).await).unwrap();
+        drop(tx);
+        db.close().await;
+        count
+    }
+
+    /// The same, with one text bound.
+    pub async fn count_of(&self, sql: &'static str, text: &str) -> i64 {
+        let db = self.look().await;
+        let mut tx = db.read().await.unwrap();
+        let count = stockade::on!(tx, c => sqlx::query_scalar(sql).bind(text).fetch_one(c).await).unwrap();
+        drop(tx);
+        db.close().await;
+        count
+    }
+
+    /// The bytes of the event of type `key` about `aggregate_id`, as they were published.
+    pub async fn event_body(&self, aggregate_id: &str, key: &str) -> String {
+        let (aggregate_type, event_type) = key.split_once('.').unwrap();
+        let db = self.look().await;
+        let mut tx = db.read().await.unwrap();
+        let body: Vec<u8> = stockade::on!(tx, c => {
+            sqlx::query_scalar(
+                "SELECT body FROM messaging_outbox
+                 WHERE aggregate_type = $1 AND aggregate_id = $2 AND event_type = $3 AND kind = 'event'",
+            )
+            .bind(aggregate_type)
+            .bind(aggregate_id)
+            .bind(event_type)
+            .fetch_one(c)
+            .await
+        })
+        .unwrap();
+        drop(tx);
+        db.close().await;
+        String::from_utf8(body).unwrap()
     }
 
     pub fn options(&self) -> Options {

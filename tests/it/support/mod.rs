@@ -1,13 +1,18 @@
 //! What the tests stand on: databases of their own, servers in and out of process, and waiting with a deadline.
 
+mod answers;
+mod api;
 mod app;
 mod database;
 pub mod kernel;
 mod postgres;
 mod process;
 
-pub use app::App;
+pub use answers::{fields, problem, wrong_field};
+pub use api::{Api, order};
+pub use app::{App, settings};
 pub use database::{Engine, TestDb};
+pub use postgres::OwnPostgres;
 pub use process::Server;
 
 use std::time::Duration;

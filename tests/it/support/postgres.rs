@@ -7,6 +7,7 @@ use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU16, Ordering};
 
 struct Cluster {
     port: u16,
@@ -63,10 +64,75 @@ fn newest_bin() -> PathBuf {
     PathBuf::from(format!("/usr/lib/postgresql/{}/bin", newest.expect("a version of Postgres")))
 }
 
-/// A port below the ephemeral range, so that no client socket takes it while the server restarts.
+/// A port below the ephemeral range, so that no client socket takes it while the server restarts. None is given out
+/// twice, for there is a while before its server listens.
 pub fn free_port() -> u16 {
-    let start = 20_000 + (std::process::id() % 5_000) as u16;
-    (start..32_000)
+    static NEXT: OnceLock<AtomicU16> = OnceLock::new();
+    let next = NEXT.get_or_init(|| AtomicU16::new(20_000 + (std::process::id() % 5_000) as u16));
+    std::iter::repeat_with(|| next.fetch_add(1, Ordering::Relaxed))
+        .take_while(|port| *port < 32_000)
         .find(|port| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok())
         .expect("a free port between 20000 and 32000")
+}
+
+/// A server of a test's own, to be taken away from under its clients.
+pub struct OwnPostgres {
+    folder: tempfile::TempDir,
+    port: u16,
+}
+
+impl OwnPostgres {
+    pub fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let own = Self { folder, port: free_port() };
+        if is_root() {
+            assert!(Command::new("chown").arg("postgres").arg(own.folder.path()).status().unwrap().success());
+        }
+        own.run("initdb", &["-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"]);
+        own.start_again();
+        own
+    }
+
+    pub fn url(&self) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
+    }
+
+    /// As a crash would: nobody is waited for.
+    pub fn stop(&self) {
+        self.run("pg_ctl", &["stop", "-m", "immediate", "-w"]);
+    }
+
+    pub fn start_again(&self) {
+        let folder = self.folder.path().display();
+        let options = format!("-p {} -k {folder} -c listen_addresses=127.0.0.1", self.port);
+        self.run("pg_ctl", &["start", "-w", "-l", &format!("{folder}/log"), "-o", &options]);
+    }
+
+    fn run(&self, program: &str, args: &[&str]) {
+        let program = newest_bin().join(program);
+        let mut command = if is_root() {
+            let mut command = Command::new("setpriv");
+            command.args(["--reuid=postgres", "--regid=postgres", "--clear-groups"]).arg(program);
+            command
+        } else {
+            Command::new(program)
+        };
+        command.arg("-D").arg(self.folder.path().join("data")).args(args).current_dir("/");
+        let status = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap();
+        assert!(status.success(), "{command:?}");
+    }
+}
+
+impl Drop for OwnPostgres {
+    fn drop(&mut self) {
+        let pid_file = self.folder.path().join("data/postmaster.pid");
+        if let Ok(lines) = std::fs::read_to_string(pid_file) {
+            let quit = format!("kill -s QUIT {}", lines.lines().next().unwrap_or_default());
+            let _ = Command::new("sh").args(["-c", &quit]).status();
+        }
+    }
+}
+
+fn is_root() -> bool {
+    std::fs::metadata("/proc/self").is_ok_and(|me| std::os::unix::fs::MetadataExt::uid(&me) == 0)
 }

@@ -1,25 +1,32 @@
 //! The real binary as a process of its own, to be killed.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::ops::Deref;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
 
-use super::TestDb;
+use super::{Api, TestDb, eventually};
 
 pub struct Server {
-    pub url: String,
+    api: Api,
     child: Child,
 }
 
 impl Server {
     /// Starts `stockade serve --demo` on a free port and waits until it is ready.
     pub fn start(db: &TestDb, flags: &[&str]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_stockade"))
-            .args(["serve", "--demo", "--listen", "127.0.0.1:0", "--log", "warn", "--database-url", &db.url])
-            .args(flags)
+        Self::start_logging(db, flags, Path::new("/dev/null"))
+    }
+
+    /// The same, with what it logs kept in a file.
+    pub fn start_logging(db: &TestDb, flags: &[&str], log: &Path) -> Self {
+        let mut child = Self::command(db, flags)
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(File::options().create(true).append(true).open(log).unwrap())
             .spawn()
             .unwrap();
+        // The pipe is dropped with the banner half read, as `| head` would.
         let stdout = BufReader::new(child.stdout.take().unwrap());
         let url = stdout
             .lines()
@@ -28,7 +35,16 @@ impl Server {
                 line.trim().strip_prefix("dashboard").map(|url| url.trim().trim_end_matches('/').to_owned())
             })
             .expect("the server prints its URL");
-        Self { url, child }
+        Self { api: Api::new(url), child }
+    }
+
+    /// The command line of a server on `db`, to be started.
+    pub fn command(db: &TestDb, flags: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_stockade"));
+        // Below a flag, above the environment of whoever runs the tests.
+        command.env("STOCKADE_LOG", "warn");
+        command.args(["serve", "--demo", "--listen", "127.0.0.1:0", "--database-url", &db.url]).args(flags);
+        command
     }
 
     /// As kill -9.
@@ -37,15 +53,38 @@ impl Server {
         self.child.wait().unwrap();
     }
 
-    /// Waits for the process to end by itself and returns whether it ended well.
-    pub fn wait(mut self) -> bool {
-        self.child.wait().unwrap().success()
+    /// Waits for the process to end by itself.
+    pub async fn ended(&mut self) -> ExitStatus {
+        let child = std::cell::RefCell::new(&mut self.child);
+        eventually("the end of the process", || async { child.borrow_mut().try_wait().unwrap() }).await
     }
 
-    /// Asks for an orderly stop and waits for it.
-    pub fn terminate(self) -> bool {
-        let pid = self.child.id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
-        self.wait()
+    /// Sends `TERM`, `INT`, `KILL`.
+    pub fn signal(&self, signal: &str) {
+        // By the shell: a lean system has no `kill` of its own.
+        let kill = format!("kill -s {signal} {}", self.child.id());
+        assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
+    }
+
+    /// Asks for an orderly stop and waits for it; says whether the process ended well.
+    pub async fn terminate(mut self) -> bool {
+        self.signal("TERM");
+        self.ended().await.success()
+    }
+}
+
+impl Deref for Server {
+    type Target = Api;
+
+    fn deref(&self) -> &Api {
+        &self.api
+    }
+}
+
+/// A test that fails leaves no server behind.
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }

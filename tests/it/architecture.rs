@@ -1,0 +1,242 @@
+//! The walls: who may know whom, who may commit, and that both databases are served alike.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+const MODULES: [&str; 3] = ["orders", "inventory", "notifications"];
+
+/// Which parts of the crate each part may name, beside itself. `main → app → modules, operations → {http,
+/// messaging} → db`; `clock` and `numbers` are for all. A module may also name another's `events`.
+const MAY_NAME: [(&str, &[&str]); 13] = [
+    ("clock", &[]),
+    ("numbers", &[]),
+    ("telemetry", &[]),
+    ("lifecycle", &[]),
+    ("db", &["clock"]),
+    ("messaging", &["clock", "db"]),
+    ("http", &["clock", "db", "messaging"]),
+    ("config", &["db", "http", "messaging", "telemetry"]),
+    ("operations", &["clock", "db", "http", "messaging"]),
+    ("orders", &["clock", "db", "http", "messaging", "numbers"]),
+    ("inventory", &["clock", "db", "http", "messaging", "numbers"]),
+    ("notifications", &["clock", "db", "http", "messaging", "numbers"]),
+    ("lib", &[]),
+];
+
+/// Where a transaction may be committed: by handlers, by loops, and where a transaction is made.
+const MAY_COMMIT: [&str; 8] = [
+    "app.rs",
+    "db/mod.rs",
+    "messaging/consumer.rs",
+    "messaging/office.rs",
+    "messaging/relay.rs",
+    "messaging/transport/table/mod.rs",
+    "operations/",
+    "orders/desk.rs",
+];
+
+/// A source file: its path below `src`, the part it belongs to, and its lines without comments.
+struct Source {
+    path: String,
+    part: String,
+    code: String,
+}
+
+fn sources() -> Vec<Source> {
+    let mut found = Vec::new();
+    walk(&Path::new(ROOT).join("src"), &mut |path, text| {
+        let path = path.strip_prefix(Path::new(ROOT).join("src")).unwrap().to_str().unwrap().to_owned();
+        let part = path.split(['/', '.']).next().unwrap().to_owned();
+        found.push(Source { path, part, code: without_comments(text) });
+    });
+    assert!(found.len() > 40, "the sources are where they are looked for");
+    found
+}
+
+fn walk(folder: &Path, visit: &mut impl FnMut(&Path, &str)) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            walk(&path, visit);
+        } else if path.extension().is_some_and(|extension| extension == "rs" || extension == "sql") {
+            visit(&path, &fs::read_to_string(&path).unwrap());
+        }
+    }
+}
+
+fn without_comments(text: &str) -> String {
+    let code = |line: &&str| !line.trim_start().starts_with("//");
+    text.lines().filter(code).map(|line| line.split(" // ").next().unwrap()).collect::<Vec<_>>().join("\n")
+}
+
+/// What follows each `crate::`: the part named and, if there is one, the next segment.
+fn names(code: &str) -> BTreeSet<(String, String)> {
+    let mut names = BTreeSet::new();
+    for rest in code.split("crate::").skip(1) {
+        match rest.strip_prefix('{') {
+            Some(group) => {
+                let group = group.split(['}', ';']).next().unwrap();
+                names.extend(group.split(',').filter(|name| !name.trim().is_empty()).map(path_of));
+            }
+            None => {
+                names.insert(path_of(rest));
+            }
+        }
+    }
+    names
+}
+
+fn path_of(text: &str) -> (String, String) {
+    let mut segments = text.trim_start().split("::").map(|segment| {
+        let end = segment.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(segment.len());
+        (segment[..end].to_owned(), end == segment.len())
+    });
+    let (first, goes_on) = segments.next().unwrap();
+    let second = if goes_on { segments.next().map(|(name, _)| name).unwrap_or_default() } else { String::new() };
+    (first, second)
+}
+
+/// Names of functions declared with `prefix`, as in `pub async fn `.
+fn functions(code: &str, prefix: &str) -> BTreeSet<String> {
+    code.split(prefix).skip(1).map(|rest| rest.split(['(', '<']).next().unwrap().to_owned()).collect()
+}
+
+/// The tables of one side's migrations, each with the module whose file creates it.
+fn tables(side: &str) -> BTreeMap<String, String> {
+    let mut tables = BTreeMap::new();
+    walk(&Path::new(ROOT).join("migrations").join(side), &mut |path, sql| {
+        let stem = path.file_stem().unwrap().to_str().unwrap();
+        let module = stem.split_once('_').unwrap().1.to_owned();
+        for created in sql.split("CREATE TABLE ").skip(1) {
+            let name = created.split([' ', '(']).next().unwrap().to_owned();
+            tables.insert(name, module.clone());
+        }
+    });
+    tables
+}
+
+fn words(code: &str) -> BTreeSet<&str> {
+    code.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| word.contains('_')).collect()
+}
+
+#[test]
+fn the_reader_of_sources_sees_what_it_should() {
+    let code = without_comments(
+        "use crate::orders::store::Query; // crate::gone\n/// crate::gone too\nuse crate::{http, db::Tx};",
+    );
+    let seen = names(&code);
+    let expected = [("db", "Tx"), ("http", ""), ("orders", "store")];
+    assert_eq!(seen, expected.map(|(part, next)| (part.to_owned(), next.to_owned())).into());
+    assert_eq!(functions("pub async fn a(c: &mut C) {}\npub async fn b<T>(t: T) {}", "pub async fn ").len(), 2);
+    assert_eq!(words("SELECT x FROM orders_lines l"), ["orders_lines"].into());
+}
+
+#[test]
+fn each_part_names_only_what_is_below_it() {
+    for source in sources() {
+        if ["app", "main", "cli"].contains(&source.part.as_str()) {
+            continue; // the composition root knows everything
+        }
+        let (_, allowed) = MAY_NAME
+            .iter()
+            .find(|(part, _)| *part == source.part)
+            .unwrap_or_else(|| panic!("what is {}?", source.path));
+        for (part, next) in names(&source.code) {
+            let events =
+                MODULES.contains(&source.part.as_str()) && MODULES.contains(&part.as_str()) && next == "events";
+            let is_macro = part == "on";
+            assert!(
+                part == source.part || is_macro || allowed.contains(&part.as_str()) || events,
+                "{} names crate::{part}::{next}",
+                source.path
+            );
+        }
+        assert!(!source.code.contains("super::super::"), "{}: say crate:: instead", source.path);
+    }
+}
+
+#[test]
+fn the_kernel_knows_no_http() {
+    for source in sources().iter().filter(|source| ["db", "messaging"].contains(&source.part.as_str())) {
+        for word in ["axum", "hyper", "tower"] {
+            assert!(!source.code.contains(&format!("{word}::")), "{} names {word}", source.path);
+        }
+    }
+}
+
+#[test]
+fn models_are_pure() {
+    let models: Vec<Source> = sources().into_iter().filter(|source| source.path.ends_with("/model.rs")).collect();
+    assert_eq!(models.len(), MODULES.len());
+    for model in models {
+        for word in ["sqlx", "tokio", "axum", "crate::db", "outbox", "transport", "async ", ".await", "SystemTime"] {
+            assert!(!model.code.contains(word), "{} has {word:?}", model.path);
+        }
+    }
+}
+
+#[test]
+fn a_table_is_named_only_by_its_own_module() {
+    let tables = tables("sqlite");
+    for source in sources() {
+        for word in words(&source.code) {
+            if let Some(owner) = tables.get(word) {
+                assert_eq!(owner, &source.part, "{} names {word}", source.path);
+            }
+        }
+    }
+}
+
+#[test]
+fn only_owners_commit() {
+    for source in sources().iter().filter(|source| source.code.contains(".commit()")) {
+        let owner = MAY_COMMIT.iter().any(|place| source.path.starts_with(place));
+        let handler = source.path.ends_with("/http.rs");
+        assert!(owner || handler || source.part == "cli", "{} commits; it should borrow", source.path);
+    }
+}
+
+#[test]
+fn dialects_are_told_apart_only_at_the_seam() {
+    for source in sources().iter().filter(|source| source.part != "db") {
+        assert!(!source.code.contains("Conn::"), "{} tells the databases apart", source.path);
+        let twin = source.path.ends_with("/pg.rs") || source.path.ends_with("/sqlite.rs");
+        for word in ["PgConnection", "SqliteConnection"] {
+            assert!(twin || !source.code.contains(word), "{} names {word}", source.path);
+        }
+    }
+}
+
+#[test]
+fn twin_files_have_the_same_functions() {
+    let sources: BTreeMap<String, String> = sources().into_iter().map(|source| (source.path, source.code)).collect();
+    let mut twins = 0;
+    for (path, code) in &sources {
+        let Some(folder) = path.strip_suffix("pg.rs") else { continue };
+        let twin = &sources[&format!("{folder}sqlite.rs")];
+        let (pg, sqlite) = (functions(code, "pub async fn "), functions(twin, "pub async fn "));
+        assert_eq!(pg, sqlite, "{folder}");
+        let declared = functions(&sources[&format!("{folder}mod.rs")], "async fn ");
+        assert!(pg.is_subset(&declared), "{folder}: each is declared by dialects!");
+        twins += 1;
+    }
+    assert_eq!(sources.keys().filter(|path| path.ends_with("/sqlite.rs")).count(), twins);
+    assert!(twins >= 5, "{twins}");
+}
+
+#[test]
+fn migrations_are_twins_and_their_tables_carry_their_modules_name() {
+    let names = |side: &str| -> BTreeSet<String> {
+        let files = fs::read_dir(Path::new(ROOT).join("migrations").join(side)).unwrap();
+        files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect()
+    };
+    assert_eq!(names("postgres"), names("sqlite"));
+    let (postgres, sqlite) = (tables("postgres"), tables("sqlite"));
+    assert_eq!(postgres, sqlite);
+    assert!(sqlite.len() >= 14, "{sqlite:?}");
+    for (table, module) in sqlite {
+        assert!(table.starts_with(&format!("{module}_")), "{table} of {module}");
+    }
+}

@@ -1,0 +1,197 @@
+//! Databases that are locked, full or away: an honest 503 meanwhile, and work goes on when they are back, without a
+//! restart.
+
+use std::time::Duration;
+
+use reqwest::{Response, StatusCode};
+use serde_json::{Value, json};
+use sqlx::sqlite::SqliteConnectOptions;
+use sqlx::{Connection, Executor, SqliteConnection};
+
+use super::{Shop, place};
+use crate::support::{Engine, OwnPostgres, Server, TestDb, eventually, order};
+
+/// A connection beside the server's, as an operator's shell would have.
+async fn beside(db: &TestDb) -> SqliteConnection {
+    let path = db.url.strip_prefix("sqlite:").unwrap();
+    let options = SqliteConnectOptions::new().filename(path).busy_timeout(Duration::from_secs(10));
+    SqliteConnection::connect_with(&options).await.unwrap()
+}
+
+async fn try_to_place(server: &Server) -> Response {
+    server.post("/v1/orders", &order("hopeful", &[("A", 1)])).send().await.unwrap()
+}
+
+/// A 503 that says when to come back; nothing was changed.
+async fn assert_away(response: Response) {
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(response.headers()["content-type"], "application/problem+json");
+    assert!(response.headers()["retry-after"].to_str().unwrap().parse::<u32>().unwrap() > 0);
+    let problem: Value = response.json().await.unwrap();
+    assert!(["db-busy", "db-unavailable"].contains(&problem["code"].as_str().unwrap()), "{problem}");
+    assert_eq!((&problem["status"], problem["request_id"].is_string()), (&json!(503), true));
+}
+
+async fn readiness(server: &Server) -> (StatusCode, Value) {
+    let response = server.get("/readyz").send().await.unwrap();
+    (response.status(), response.json().await.unwrap())
+}
+
+/// Ready again, with every loop running.
+async fn until_well(server: &Server) {
+    eventually("a server that is well again", || async {
+        let (status, body) = readiness(server).await;
+        (status == StatusCode::OK && body["status"] == "ok").then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_locked_file_is_waited_for_and_then_said_to_be_busy() {
+    let db = TestDb::new(Engine::Sqlite).await;
+    let mut shop = Shop::open(&db, &["--sqlite-busy-timeout", "200ms", "--db-acquire-timeout", "1s"]).await;
+    shop.place(5).await;
+    shop.check().await;
+
+    for lock in ["BEGIN IMMEDIATE", "BEGIN EXCLUSIVE"] {
+        let mut holder = beside(&db).await;
+        holder.execute(lock).await.unwrap();
+        for _ in 0..3 {
+            assert_away(try_to_place(&shop.server).await).await;
+        }
+        assert_away(shop.server.put("/v1/stock/A", &json!({ "on_hand": 1 })).send().await.unwrap()).await;
+        assert_eq!(shop.server.stock("A").await.0, super::STOCK, "reading goes on");
+        let (_, body) = eventually("a server that says so", || async {
+            Some(readiness(&shop.server).await).filter(|(_, body)| body["status"] != "ok")
+        })
+        .await;
+        assert!(["degraded", "unavailable"].contains(&body["status"].as_str().unwrap()), "{body}");
+        assert_eq!(shop.server.read("/livez").await["status"], "ok");
+        holder.execute("ROLLBACK").await.unwrap();
+        holder.close().await.unwrap();
+
+        until_well(&shop.server).await;
+        shop.place(5).await;
+        shop.check().await;
+    }
+    assert!(shop.server.terminate().await);
+}
+
+/// A lock shorter than the wait is nobody's business.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_locked_for_a_moment_is_waited_for() {
+    let db = TestDb::new(Engine::Sqlite).await;
+    let shop = Shop::open(&db, &["--sqlite-busy-timeout", "20s", "--db-acquire-timeout", "20s"]).await;
+    let mut holder = beside(&db).await;
+    holder.execute("BEGIN IMMEDIATE").await.unwrap();
+    let mut waiting = Box::pin(try_to_place(&shop.server));
+    let early = tokio::time::timeout(Duration::from_millis(500), &mut waiting).await;
+    assert!(early.is_err(), "it waits while the file is locked");
+    holder.execute("ROLLBACK").await.unwrap();
+    assert_eq!(waiting.await.status(), StatusCode::CREATED);
+}
+
+/// Writes until the file can grow no more.
+async fn fill(operator: &mut SqliteConnection, limit: &str) {
+    let pragma = format!("PRAGMA max_page_count = {limit}");
+    operator.execute(sqlx::AssertSqlSafe(pragma)).await.unwrap();
+    operator.execute("CREATE TABLE filler (x BLOB)").await.unwrap();
+    for size in [100_000, 4_000, 100] {
+        let full = loop {
+            if let Err(error) =
+                sqlx::query("INSERT INTO filler VALUES (zeroblob($1))").bind(size).execute(&mut *operator).await
+            {
+                break error;
+            }
+        };
+        assert_eq!(full.as_database_error().unwrap().code().as_deref(), Some("13"), "SQLITE_FULL: {full}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_disk_is_told_and_survived() {
+    let db = TestDb::new(Engine::Sqlite).await;
+    assert!(Server::start(&db, &[]).terminate().await);
+    // Something in the file that can make room later on.
+    let mut operator = beside(&db).await;
+    operator.execute("CREATE TABLE ballast (x BLOB)").await.unwrap();
+    operator.execute("INSERT INTO ballast VALUES (zeroblob(2000000))").await.unwrap();
+    let pages: i64 = sqlx::query_scalar("PRAGMA page_count").fetch_one(&mut operator).await.unwrap();
+    let limit: &'static str = (pages + 400).to_string().leak();
+
+    // A backlog waits, and there is no room left to work it off.
+    let mut shop = Shop::open(&db, &["--sqlite-max-pages", limit]).await;
+    shop.server.tell("/v1/consumers/inventory/pause", &json!({})).await;
+    shop.place(100).await;
+    eventually("the backlog", || async {
+        (shop.server.read("/v1/queues/inventory").await["depth"] == 100).then_some(())
+    })
+    .await;
+    fill(&mut operator, limit).await;
+    shop.server.tell("/v1/consumers/inventory/resume", &json!({})).await;
+    let (_, body) = eventually("a server that says so", || async {
+        Some(readiness(&shop.server).await).filter(|(_, body)| body["status"] != "ok")
+    })
+    .await;
+    assert_eq!(body["checks"]["inventory"], "troubled", "{body}");
+    let skus: Vec<String> = (0..100).map(|line| format!("{line:064}")).collect();
+    let large: Vec<(&str, i64)> = skus.iter().map(|sku| (sku.as_str(), 1)).collect();
+    for _ in 0..3 {
+        let refused = shop.server.post("/v1/orders", &order("hopeful", &large)).send().await.unwrap();
+        assert_away(refused).await;
+    }
+    assert_eq!(shop.server.read("/livez").await["status"], "ok");
+    assert_eq!(shop.server.walk("/v1/orders?limit=200").await.len(), 100, "what was refused is not there");
+    assert_eq!(shop.server.stock("A").await, (super::STOCK, 0), "nothing is half done");
+
+    // Room is made, and everything goes on by itself.
+    operator.execute("DROP TABLE ballast").await.unwrap();
+    operator.close().await.unwrap();
+    until_well(&shop.server).await;
+    shop.check().await;
+    shop.place(10).await;
+    shop.check().await;
+    assert!(shop.server.terminate().await);
+}
+
+/// The same with a restart: a larger disk, and what the full one had acknowledged is finished.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_full_disk_left_undone_is_done_on_a_larger_one() {
+    let db = TestDb::new(Engine::Sqlite).await;
+    assert!(Server::start(&db, &[]).terminate().await);
+    let mut operator = beside(&db).await;
+    let pages: i64 = sqlx::query_scalar("PRAGMA page_count").fetch_one(&mut operator).await.unwrap();
+    operator.close().await.unwrap();
+    let limit: &'static str = (pages + 30).to_string().leak();
+    let mut shop = Shop::open(&db, &["--sqlite-max-pages", limit]).await;
+    while place(&shop.server, shop.orders).await.is_some() {
+        shop.orders += 1;
+        assert!(shop.orders < 1000, "the file never fills up");
+    }
+    shop.server.signal("KILL");
+    shop.server.ended().await;
+    shop.server = Server::start(&db, &super::QUICK);
+    shop.check().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_postgres_that_goes_away_is_waited_for() {
+    let postgres = OwnPostgres::start();
+    let db = TestDb::at(postgres.url());
+    let mut shop = Shop::open(&db, &["--db-acquire-timeout", "1s"]).await;
+    for _ in 0..2 {
+        shop.place(20).await;
+        postgres.stop();
+        assert_away(try_to_place(&shop.server).await).await;
+        assert_away(shop.server.get("/v1/orders").send().await.unwrap()).await;
+        let (status, body) = readiness(&shop.server).await;
+        assert_eq!((status, &body["status"]), (StatusCode::SERVICE_UNAVAILABLE, &json!("unavailable")), "{body}");
+        assert_eq!(shop.server.read("/v1/health").await["database"]["status"], "down");
+        assert_eq!(shop.server.read("/livez").await["status"], "ok");
+        postgres.start_again();
+        until_well(&shop.server).await;
+        shop.ask_again().await;
+        shop.check().await;
+    }
+    assert!(shop.server.terminate().await);
+}

@@ -1,0 +1,185 @@
+//! The process dies at each named point in turn, and the next one finishes what it left.
+
+use serde_json::{Value, json};
+use stockade::messaging::faults::POINTS;
+
+use super::Shop;
+use crate::support::{TestDb, each_database};
+
+const CONSUMERS: [&str; 3] = ["inventory", "orders", "notifications"];
+
+/// Orders at a time: enough for a batch, few enough for one group.
+const ORDERS: i64 = 5;
+
+impl Shop<'_> {
+    async fn arm(&self, point: &str, consumer: Option<&str>) {
+        self.server.tell("/v1/lab/crash", &json!({ "point": point, "consumer": consumer })).await;
+    }
+
+    /// Messages that the dead process held for a consumer.
+    async fn held_by(&self, consumer: &str) -> i64 {
+        let held = "SELECT COUNT(*) FROM messaging_queue WHERE lock_token IS NOT NULL AND queue = $1";
+        self.db.count_of(held, &format!("stockade.{consumer}")).await
+    }
+
+    /// Deliveries that a consumer has dismissed.
+    async fn dismissed_by(&self, consumer: &str) -> i64 {
+        let sum = "SELECT CAST(COALESCE(SUM(duplicates), 0) AS BIGINT) FROM messaging_inbox WHERE consumer = $1";
+        self.db.count_of(sum, consumer).await
+    }
+}
+
+/// Every point has its test below.
+#[test]
+fn no_point_is_forgotten() {
+    let tests = include_str!("points.rs");
+    for (point, _) in POINTS {
+        assert!(tests.contains(&format!("\"{point}\"")), "nobody dies at {point}");
+    }
+}
+
+async fn an_order_that_was_not_committed_is_placed_by_the_repeat(db: TestDb) {
+    let mut shop = Shop::open(&db, &[]).await;
+    shop.arm("orders.before_commit", None).await;
+    shop.place(ORDERS).await;
+    shop.die_and_reopen().await;
+    assert_eq!(db.count("SELECT COUNT(*) FROM orders_orders").await, 0, "nothing was committed, nobody was answered");
+    shop.ask_again().await;
+    shop.check().await;
+}
+
+async fn an_order_that_was_committed_but_not_answered_is_placed_once(db: TestDb) {
+    let mut shop = Shop::open(&db, &[]).await;
+    shop.arm("orders.after_commit", None).await;
+    shop.place(1).await;
+    shop.die_and_reopen().await;
+    assert_eq!(db.count("SELECT COUNT(*) FROM orders_orders").await, 1);
+    let repeat = super::place(&shop.server, 0).await;
+    assert!(repeat.is_some(), "the repeat is answered with it");
+    shop.check().await;
+}
+
+async fn a_relay_that_dies_before_its_mark_publishes_with_one_effect(db: TestDb) {
+    let mut shop = Shop::open(&db, &[]).await;
+    shop.arm("relay.before_mark", None).await;
+    shop.place(ORDERS).await;
+    shop.die_and_reopen().await;
+    shop.ask_again().await;
+    shop.check().await;
+}
+
+async fn a_consumer_that_dies_before_its_commit_has_done_nothing(db: TestDb) {
+    let mut shop = Shop::open(&db, &[]).await;
+    for consumer in CONSUMERS {
+        let before = shop.dismissed_by(consumer).await;
+        shop.arm("consumer.before_commit", Some(consumer)).await;
+        shop.place(ORDERS).await;
+        shop.die_and_reopen().await;
+        shop.ask_again().await;
+        shop.check().await;
+        assert_eq!(shop.dismissed_by(consumer).await, before, "{consumer}: what left no trace is no duplicate");
+    }
+}
+
+async fn a_consumer_that_dies_after_its_commit_counts_the_redelivery(db: TestDb) {
+    let mut shop = Shop::open(&db, &[]).await;
+    for consumer in CONSUMERS {
+        let before = shop.dismissed_by(consumer).await;
+        shop.arm("consumer.after_commit", Some(consumer)).await;
+        shop.place(ORDERS).await;
+        shop.server.ended().await;
+        let held = shop.held_by(consumer).await;
+        assert!(held > 0, "{consumer} died with messages in hand");
+        shop.die_and_reopen().await;
+        shop.ask_again().await;
+        shop.check().await;
+        assert_eq!(shop.dismissed_by(consumer).await, before + held, "{consumer}: each came again and was dismissed");
+    }
+}
+
+async fn a_poison_message_whose_rejection_was_cut_short_is_filed_once(db: TestDb) {
+    let mut shop = Shop::open(&db, &[]).await;
+    for (count, consumer) in CONSUMERS.into_iter().enumerate() {
+        shop.arm("consumer.before_reject", Some(consumer)).await;
+        let poison = json!({ "queue": consumer, "body": format!("poison for {consumer}") });
+        shop.server.tell("/v1/lab/publish", &poison).await;
+        shop.die_and_reopen().await;
+        shop.place(ORDERS).await;
+        shop.check().await;
+        let letters = shop.server.eventually_list("/v1/dead-letters", count + 1).await;
+        assert_eq!((&letters[0]["consumer"], &letters[0]["reason"]), (&json!(consumer), &json!("not-json")));
+        assert_eq!(db.count("SELECT COUNT(*) FROM messaging_dead_letters WHERE count <> 1").await, 0);
+    }
+}
+
+/// The verdict is committed, the message not rejected: it comes again, meets the verdict, and is filed once. What
+/// was given up on is done once after all when it is redriven.
+async fn an_event_whose_rejection_was_cut_short_is_filed_once(db: TestDb) {
+    let mut shop = Shop::open(&db, &["--retry-max", "1"]).await;
+    for consumer in CONSUMERS {
+        shop.server.tell("/v1/lab/fail", &json!({ "consumer": consumer, "times": 1 })).await;
+        shop.arm("consumer.before_reject", Some(consumer)).await;
+        shop.place(ORDERS).await;
+        shop.die_and_reopen().await;
+        shop.ask_again().await;
+        let letters = shop.server.eventually_list("/v1/dead-letters?state=open", 1).await;
+        let letter = &letters[0];
+        assert_eq!((&letter["consumer"], &letter["reason"]), (&json!(consumer), &json!("retries-exhausted")));
+        assert_eq!(letter["attempts"], 1);
+        shop.settle().await;
+        assert_eq!(shop.letters().await.len(), 1, "and no second letter");
+        let dead = shop.server.walk("/v1/inbox?state=dead").await;
+        assert_eq!((dead.len(), &dead[0]["event_id"]), (1, &letter["message_id"]));
+
+        let redrive = format!("/v1/dead-letters/{}/redrive", letter["id"].as_str().unwrap());
+        let redriven = shop.server.tell(&redrive, &json!({})).await;
+        assert_eq!(redriven["already_applied"], false);
+        shop.check().await;
+        assert_eq!(shop.letters().await, Vec::<Value>::new());
+    }
+}
+
+async fn a_retry_that_was_written_but_not_acknowledged_runs_once(db: TestDb) {
+    let mut shop = Shop::open(&db, &[]).await;
+    for consumer in CONSUMERS {
+        let before = shop.dismissed_by(consumer).await;
+        shop.server.tell("/v1/lab/fail", &json!({ "consumer": consumer, "times": 1 })).await;
+        shop.arm("consumer.retry_written", Some(consumer)).await;
+        shop.place(1).await;
+        shop.die_and_reopen().await;
+        shop.ask_again().await;
+        shop.check().await;
+        let row = shop.server.read(&format!("/v1/inbox?consumer={consumer}&limit=1")).await["data"][0].clone();
+        assert_eq!(row["attempts"], 2, "{consumer}: one failed, one did it");
+        assert_eq!(
+            shop.dismissed_by(consumer).await,
+            before + 1,
+            "{consumer}: the message or its retry came for nothing"
+        );
+    }
+}
+
+async fn a_letter_is_filed_once_wherever_the_office_dies(db: TestDb) {
+    let mut shop = Shop::open(&db, &[]).await;
+    for (count, point) in ["office.before_commit", "office.after_commit"].into_iter().enumerate() {
+        shop.arm(point, None).await;
+        shop.server.tell("/v1/lab/publish", &json!({ "queue": "inventory", "body": point })).await;
+        shop.die_and_reopen().await;
+        shop.place(ORDERS).await;
+        shop.check().await;
+        assert_eq!(shop.server.eventually_list("/v1/dead-letters", count + 1).await[0]["reason"], "not-json");
+        assert_eq!(db.count("SELECT COUNT(*) FROM messaging_dead_letters WHERE count <> 1").await, 0, "{point}");
+    }
+}
+
+each_database!(
+    an_order_that_was_not_committed_is_placed_by_the_repeat,
+    an_order_that_was_committed_but_not_answered_is_placed_once,
+    a_relay_that_dies_before_its_mark_publishes_with_one_effect,
+    a_consumer_that_dies_before_its_commit_has_done_nothing,
+    a_consumer_that_dies_after_its_commit_counts_the_redelivery,
+    a_poison_message_whose_rejection_was_cut_short_is_filed_once,
+    an_event_whose_rejection_was_cut_short_is_filed_once,
+    a_retry_that_was_written_but_not_acknowledged_runs_once,
+    a_letter_is_filed_once_wherever_the_office_dies,
+);

@@ -1,0 +1,204 @@
+//! Processes that are killed, told to stop, or not alone.
+
+use std::collections::HashSet;
+use std::os::unix::process::ExitStatusExt;
+use std::process::Stdio;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::{QUICK, Shop, assert_sound, place};
+use crate::support::{Engine, Server, TestDb, each_database, eventually, order};
+
+const BURST: i64 = 300;
+
+/// Fewer than the orders of a burst, so that some must be rejected.
+const BURST_STOCK: i64 = 180;
+
+/// Every order of a burst is answered once and no more is held than was there.
+async fn check_burst(shop: &Shop<'_>, acknowledged: &HashSet<String>) {
+    shop.settle().await;
+    assert_sound(shop.db).await;
+    let orders = shop.server.walk("/v1/orders?limit=200").await;
+    let ids: HashSet<&str> = orders.iter().map(|order| order["id"].as_str().unwrap()).collect();
+    for id in acknowledged {
+        assert!(ids.contains(id.as_str()), "order {id} was acknowledged and is gone");
+    }
+    let customers: HashSet<&Value> = orders.iter().map(|order| &order["customer_id"]).collect();
+    assert_eq!(customers.len(), orders.len(), "no order is there twice");
+    let with = |status: &str| orders.iter().filter(|order| order["status"] == status).count();
+    let placed = i64::try_from(orders.len()).unwrap();
+    assert_eq!(i64::try_from(with("reserved")).unwrap(), placed.min(BURST_STOCK));
+    assert_eq!(with("reserved") + with("rejected"), orders.len());
+    assert_eq!(shop.server.stock("A").await, (BURST_STOCK, placed.min(BURST_STOCK)));
+}
+
+async fn a_kill_in_a_burst_loses_no_acknowledged_order(db: TestDb) {
+    let mut shop = Shop::open(&db, &[]).await;
+    shop.server.put_stock("A", BURST_STOCK).await;
+    let mut acknowledged = HashSet::new();
+    {
+        let mut burst: FuturesUnordered<_> = (0..BURST).map(|key| place(&shop.server, key)).collect();
+        while acknowledged.len() < 100 {
+            acknowledged.extend(burst.next().await.expect("more orders than that"));
+        }
+        shop.server.signal("KILL");
+        // Those still under way are cut off, or were answered just before.
+        while let Some(answer) = burst.next().await {
+            acknowledged.extend(answer);
+        }
+    }
+    let status = shop.server.ended().await;
+    assert_eq!(status.signal(), Some(9));
+    shop.server = Server::start(&db, &shop.flags);
+    check_burst(&shop, &acknowledged).await;
+
+    // Those who heard nothing ask again, and all have one order each.
+    shop.orders = BURST;
+    shop.ask_again().await;
+    check_burst(&shop, &acknowledged).await;
+    assert_eq!(shop.server.walk("/v1/orders?limit=200").await.len(), usize::try_from(BURST).unwrap());
+}
+
+/// Kill after kill while the backlog is worked off: the takeover itself may be cut short as well.
+async fn one_kill_after_another_loses_and_doubles_nothing(db: TestDb) {
+    let mut shop = Shop::open(&db, &["--batch", "8"]).await;
+    shop.place(200).await;
+    for _ in 0..4 {
+        shop.server.signal("KILL");
+        shop.server.ended().await;
+        shop.server = Server::start(&db, &shop.flags);
+        // Dies again as soon as it has got anywhere.
+        let progress = "SELECT COUNT(*) FROM messaging_inbox WHERE state = 'processed'";
+        let before = db.count(progress).await;
+        eventually("some progress, or nothing left to do", || async {
+            (db.count(progress).await > before || db.count("SELECT COUNT(*) FROM messaging_queue").await == 0)
+                .then_some(())
+        })
+        .await;
+    }
+    shop.ask_again().await;
+    shop.check().await;
+}
+
+async fn a_stop_finishes_what_is_in_hand(db: TestDb) {
+    let mut shop = Shop::open(&db, &["--batch", "8"]).await;
+    shop.place(100).await;
+    shop.server.signal("TERM");
+    let status = shop.server.ended().await;
+    assert_eq!(status.code(), Some(0), "{status}");
+    for (what, sql) in [
+        ("in hand", "SELECT COUNT(*) FROM messaging_queue WHERE lock_token IS NOT NULL"),
+        ("unpublished", "SELECT COUNT(*) FROM messaging_outbox WHERE status <> 'published'"),
+        ("subscribed", "SELECT COUNT(*) FROM messaging_subscriptions"),
+        ("acknowledged orders missing", "SELECT 100 - COUNT(*) FROM orders_orders"),
+    ] {
+        assert_eq!(db.count(sql).await, 0, "{what}");
+    }
+    shop.server = Server::start(&db, &shop.flags);
+    shop.check().await;
+    let dismissed = "SELECT CAST(COALESCE(SUM(duplicates), 0) AS BIGINT) FROM messaging_inbox";
+    assert_eq!(db.count(dismissed).await, 0, "a clean stop leaves nothing to be delivered again");
+}
+
+async fn a_second_signal_ends_the_process_at_once(db: TestDb) {
+    let mut server = Server::start(&db, &[]);
+    server.tell("/v1/consumers/inventory/pause", &json!({})).await;
+    let waiting = server.post("/v1/orders", &order("alice", &[("A", 1)])).header("prefer", "wait=25").send();
+    let orders = "SELECT COUNT(*) FROM orders_orders";
+    let knock = reqwest::Client::builder().pool_max_idle_per_host(0).build().unwrap();
+    let livez = format!("{}/livez", server.url);
+    let began = tokio::select! {
+        _ = waiting => panic!("nothing answers it before the second signal"),
+        began = async {
+            eventually("its order", || async { (db.count(orders).await == 1).then_some(()) }).await;
+            server.signal("INT");
+            eventually("closed doors", || async { knock.get(&livez).send().await.is_err().then_some(()) }).await;
+            server.signal("INT");
+            Instant::now()
+        } => began,
+    };
+    let status = server.ended().await;
+    assert_eq!(status.code(), Some(130), "{status}");
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+}
+
+each_database!(
+    a_kill_in_a_burst_loses_no_acknowledged_order,
+    one_kill_after_another_loses_and_doubles_nothing,
+    a_stop_finishes_what_is_in_hand,
+    a_second_signal_ends_the_process_at_once,
+);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_servers_on_one_postgres_share_the_work_and_double_none() {
+    let db = TestDb::new(Engine::Postgres).await;
+    let folder = tempfile::tempdir().unwrap();
+    let flags = ["--batch", "4", "--log", "info", "--log-format", "json"];
+    let logs = [folder.path().join("first.log"), folder.path().join("second.log")];
+    let servers = logs.each_ref().map(|log| Server::start_logging(&db, &flags, log));
+    servers[0].put_stock("A", BURST).await;
+    let both = (0..BURST).map(|key| place(&servers[usize::try_from(key % 2).unwrap()], key));
+    let placed = futures_util::future::join_all(both).await;
+    assert!(placed.iter().all(Option::is_some));
+    let notices = "SELECT COUNT(*) FROM notifications_notices";
+    eventually("all notices", || async { (db.count(notices).await == BURST).then_some(()) }).await;
+    for server in servers {
+        assert!(server.terminate().await);
+    }
+    assert_sound(&db).await;
+    // A notice is written by whoever handled it, and said so after its commit.
+    let told = logs.map(|log| std::fs::read_to_string(log).unwrap().matches("NOTICE ").count());
+    assert!(told[0] > 0 && told[1] > 0, "{told:?}");
+    assert_eq!(told[0] + told[1], usize::try_from(BURST).unwrap());
+    let dismissed = "SELECT CAST(COALESCE(SUM(duplicates), 0) AS BIGINT) FROM messaging_inbox";
+    assert_eq!(db.count(dismissed).await, 0, "no message went to both");
+}
+
+/// The survivor takes over what the other held.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_servers_on_one_postgres_one_may_die() {
+    let db = TestDb::new(Engine::Postgres).await;
+    let mut shop = Shop::open(&db, &["--batch", "4"]).await;
+    let other = Server::start(&db, &shop.flags);
+    shop.place(100).await;
+    other.kill();
+    shop.place(100).await;
+    shop.check().await;
+    assert_eq!(shop.orders, 200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_servers_may_start_on_an_empty_postgres_at_once() {
+    let db = TestDb::new(Engine::Postgres).await;
+    let servers = std::thread::scope(|scope| {
+        let started: Vec<_> = (0..3).map(|_| scope.spawn(|| Server::start(&db, &QUICK))).collect();
+        started.into_iter().map(|server| server.join().unwrap()).collect::<Vec<_>>()
+    });
+    servers[0].put_stock("A", 10).await;
+    assert_eq!(servers[1].place_and_wait("alice", &[("A", 1)]).await["status"], "reserved");
+    let demo = "SELECT COUNT(*) FROM inventory_adjustments WHERE reason = 'demo stock'";
+    assert_eq!(db.count(demo).await, 4, "the shelves were filled once");
+    for server in servers {
+        assert!(server.terminate().await);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_server_on_one_sqlite_file_is_refused() {
+    let db = TestDb::new(Engine::Sqlite).await;
+    let server = Server::start(&db, &[]);
+    let second = Server::command(&db, &[]).stdout(Stdio::piped()).stderr(Stdio::piped()).output().unwrap();
+    assert_eq!(second.status.code(), Some(1));
+    let said = String::from_utf8(second.stderr).unwrap();
+    assert!(said.contains("another stockade process serves") && said.contains("STOCKADE_DATABASE_URL"), "{said}");
+    assert!(second.stdout.is_empty(), "it never said it was ready");
+    server.put_stock("A", 1).await;
+    assert_eq!(server.place_and_wait("alice", &[("A", 1)]).await["status"], "reserved", "the first is none the worse");
+    server.kill();
+    let next = Server::start(&db, &[]);
+    assert!(next.terminate().await, "a dead server's lock is gone with it");
+}

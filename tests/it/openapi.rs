@@ -1,0 +1,157 @@
+//! The document says what the server does, and Swagger UI comes out of the binary.
+
+use reqwest::{Method, StatusCode};
+use serde_json::{Map, Value, json};
+use stockade::app::Builder;
+
+use crate::support::{App, Engine, TestDb, settings};
+
+const DOCUMENT: &str = include_str!("../../openapi/stockade.json");
+
+async fn start(demo: bool) -> (App, TestDb) {
+    let db = TestDb::new(Engine::Sqlite).await;
+    let app = App::start_built(Builder::new(settings(&db, &[])).demo(demo)).await;
+    (app, db)
+}
+
+/// (method, path, operation) of everything in the document.
+fn operations(document: &Value) -> Vec<(Method, String, Value)> {
+    let paths = document["paths"].as_object().unwrap();
+    let of_path = |(path, item): (&String, &Value)| {
+        let item = item.as_object().unwrap().clone();
+        let path = path.clone();
+        item.into_iter().map(move |(method, operation)| {
+            (Method::from_bytes(method.to_uppercase().as_bytes()).unwrap(), path.clone(), operation)
+        })
+    };
+    paths.iter().flat_map(of_path).collect()
+}
+
+/// The path with its parameters as the document's examples have them.
+fn example_path(path: &str, operation: &Value) -> String {
+    let parameters = operation["parameters"].as_array().cloned().unwrap_or_default();
+    parameters.iter().filter(|parameter| parameter["in"] == "path").fold(path.to_owned(), |path, parameter| {
+        let example = parameter["example"].as_str().unwrap_or("019a0000-0000-7000-8000-000000000000");
+        path.replace(&format!("{{{}}}", parameter["name"].as_str().unwrap()), example)
+    })
+}
+
+/// What Swagger UI fills in as the body: the schema's example, or its fields' examples.
+fn example_body(document: &Value, operation: &Value) -> Option<Value> {
+    let reference = operation.pointer("/requestBody/content/application~1json/schema/$ref")?.as_str()?;
+    let schema = document.pointer(reference.strip_prefix('#')?)?;
+    if let Some(example) = schema.get("example") {
+        return Some(example.clone());
+    }
+    let fields = schema["properties"].as_object()?.iter();
+    Some(Value::Object(fields.map(|(name, field)| (name.clone(), field["example"].clone())).collect::<Map<_, _>>()))
+}
+
+#[tokio::test]
+async fn the_document_served_is_the_one_in_the_repository() {
+    let written: Value = serde_json::from_str(DOCUMENT).unwrap();
+    for demo in [true, false] {
+        let (app, _db) = start(demo).await;
+        assert!(
+            app.read("/openapi.json").await == written,
+            "openapi/stockade.json is out of date: cargo run -- openapi > openapi/stockade.json"
+        );
+        app.stop().await;
+    }
+}
+
+#[test]
+fn the_command_prints_the_document() {
+    let printed = std::process::Command::new(env!("CARGO_BIN_EXE_stockade")).arg("openapi").output().unwrap();
+    assert!(printed.status.success());
+    assert!(String::from_utf8(printed.stdout).unwrap() == DOCUMENT);
+}
+
+#[tokio::test]
+async fn every_operation_of_the_document_is_served() {
+    let (app, _db) = start(true).await;
+    let document = app.read("/openapi.json").await;
+    let operations = operations(&document);
+    assert!(operations.len() > 20, "{}", operations.len());
+    for (method, path, operation) in operations {
+        let url = format!("{}{}", app.url, example_path(&path, &operation));
+        let request = app.client.request(method.clone(), &url);
+        let request = if method == Method::GET { request } else { request.json(&json!({})) };
+        let response = request.send().await.unwrap();
+        let status = response.status();
+        assert_ne!(status, StatusCode::METHOD_NOT_ALLOWED, "{method} {path}");
+        assert!(!status.is_server_error(), "{method} {path}: {status}");
+        let documented = operation["responses"].as_object().unwrap();
+        assert!(documented.contains_key(status.as_str()), "{method} {path} answers {status}, which it does not say");
+        let body: Value = response.json().await.unwrap_or_default();
+        let detail = body["detail"].as_str().unwrap_or_default();
+        assert!(!detail.contains("nothing at this path"), "{method} {path} is documented but not there");
+        for words in ["operationId", "summary"] {
+            assert!(operation[words].as_str().is_some_and(|text| !text.is_empty()), "{method} {path} lacks {words}");
+        }
+        assert_eq!(operation["tags"].as_array().map(Vec::len), Some(1), "{method} {path}");
+    }
+    app.stop().await;
+}
+
+/// "Try it out" without an edit: what the page fills in is accepted.
+#[tokio::test]
+async fn the_examples_of_the_document_work() {
+    let (app, _db) = start(true).await;
+    let document = app.read("/openapi.json").await;
+    let mut tried = 0;
+    for (method, path, operation) in operations(&document) {
+        let Some(body) = example_body(&document, &operation) else { continue };
+        if path == "/v1/lab/crash" {
+            continue; // it works all too well
+        }
+        let url = format!("{}{}", app.url, example_path(&path, &operation));
+        let response = app.client.request(method.clone(), url).json(&body).send().await.unwrap();
+        let status = response.status();
+        assert!(status.is_success(), "{method} {path} with {body}: {status} {}", response.text().await.unwrap());
+        tried += 1;
+    }
+    assert!(tried >= 4, "orders, stock, adjustments and the lab have bodies; {tried} were tried");
+    app.stop().await;
+}
+
+#[tokio::test]
+async fn the_fault_lab_is_not_there_unless_asked_for() {
+    let (app, _db) = start(false).await;
+    for path in ["/v1/lab/publish", "/v1/lab/crash", "/v1/lab/fail"] {
+        let response = app.post(path, &json!({})).send().await.unwrap();
+        crate::support::problem(response, 404, "not-found").await;
+    }
+    app.stop().await;
+}
+
+#[tokio::test]
+async fn swagger_ui_is_served_whole_from_the_binary() {
+    let (app, _db) = start(false).await;
+    for path in ["/docs", "/docs/"] {
+        let response = app.get(path).send().await.unwrap();
+        assert_eq!((response.status(), response.url().path()), (StatusCode::OK, "/docs/"));
+        assert!(response.headers()["content-type"].to_str().unwrap().starts_with("text/html"));
+        let page = response.text().await.unwrap();
+        let assets: Vec<&str> = page
+            .split(['"', '\''])
+            .filter(|text| text.ends_with(".js") || text.ends_with(".css") || text.ends_with(".png"))
+            .collect();
+        assert!(assets.len() >= 4, "{assets:?}");
+        for asset in assets {
+            assert!(!asset.contains("//"), "{asset} would be fetched from elsewhere");
+            let response = app.get(&format!("/docs/{}", asset.trim_start_matches("./"))).send().await.unwrap();
+            assert_eq!(response.status(), StatusCode::OK, "{asset}");
+            let content_type = response.headers()["content-type"].to_str().unwrap().to_owned();
+            let kind = asset.rsplit('.').next().unwrap().replace("js", "javascript");
+            assert!(content_type.contains(&kind), "{asset}: {content_type}");
+            assert!(!response.bytes().await.unwrap().is_empty());
+        }
+    }
+    let initializer = app.get("/docs/swagger-initializer.js").send().await.unwrap().text().await.unwrap();
+    assert!(initializer.contains("/openapi.json") && initializer.contains("tryItOutEnabled"), "{initializer}");
+    let home = app.get("/").send().await.unwrap();
+    assert_eq!(home.status(), StatusCode::OK);
+    assert!(home.text().await.unwrap().contains("/docs"));
+    app.stop().await;
+}
