@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context;
 use axum::Router;
@@ -144,17 +143,27 @@ impl Builder {
             .await
             .with_context(|| format!("cannot listen on {}; set STOCKADE_LISTEN to another address", settings.listen))?;
         let address = listener.local_addr()?;
-        let (desk, clerk) = Desk::open(db.clone(), kernel.faults.clone(), Arc::new(Numbers::new("ORD")));
-        let draining = Arc::new(AtomicBool::new(false));
-        let orders = OrdersApi { db: db.clone(), desk, items_max: settings.max_items };
+        let (desk, clerk) = Desk::open(&kernel, Arc::new(Numbers::new("ORD")));
+        let draining = CancellationToken::new();
+        let orders = OrdersApi {
+            db: db.clone(),
+            desk,
+            items_max: settings.max_items,
+            wait_max: settings.http_request_timeout * 4 / 5,
+            draining: draining.clone(),
+        };
         let operations = Operations { kernel: kernel.clone(), topology: Arc::new(topology) };
         let probes = Probes { kernel: kernel.clone(), draining: draining.clone() };
-        let mut router = router(&kernel, orders, operations, probes, self.demo);
         let mut document = openapi();
-        for routes in self.routes {
-            let (extra, extra_document) = routes(&db).split_for_parts();
-            router = router.merge(extra);
-            document.merge(extra_document);
+        let mut router = Router::from(probes::routes().with_state(probes));
+        // A process without the API still answers its probes.
+        if settings.runs(Part::Api) {
+            router = router.merge(api_router(&kernel, orders, operations, self.demo));
+            for routes in self.routes {
+                let (extra, extra_document) = routes(&db).split_for_parts();
+                router = router.merge(extra);
+                document.merge(extra_document);
+            }
         }
         let router = http::finish(router, document, &settings.http_limits());
         let lifecycle = Lifecycle::default();
@@ -174,14 +183,13 @@ fn topology(members: &[Member], settings: &Settings) -> Topology {
 }
 
 /// The routes of everything built in.
-fn router(kernel: &Kernel, api: OrdersApi, operations: Operations, probes: Probes, demo: bool) -> Router {
+fn api_router(kernel: &Kernel, api: OrdersApi, operations: Operations, demo: bool) -> Router {
     let db = &kernel.db;
     let router: Router = OpenApiRouter::new()
         .merge(orders::http::routes().with_state(api))
         .merge(inventory::http::routes().with_state(db.clone()))
         .merge(notifications::http::routes().with_state(db.clone()))
         .merge(operations::routes().with_state(operations.clone()))
-        .merge(probes::routes().with_state(probes))
         .into();
     if demo { router.merge(Router::from(lab::routes().with_state(operations))) } else { router }
 }
@@ -226,9 +234,7 @@ fn spawn_all(
         lifecycle.spawn(Stage::Work, member.consumer, |stop| (member.start)(kernel, stop));
     }
     lifecycle.spawn(Stage::Work, "desk", |stop| clerk.run(stop));
-    if settings.runs(Part::Api) {
-        lifecycle.spawn(Stage::Http, "http", |stop| serve(listener, router, stop));
-    }
+    lifecycle.spawn(Stage::Http, "http", |stop| serve(listener, router, stop));
 }
 
 async fn until(stop: CancellationToken, task: impl Future<Output = ()>) {
@@ -271,7 +277,7 @@ pub struct Running {
     pub address: SocketAddr,
     pub kernel: Kernel,
     lifecycle: Lifecycle,
-    draining: Arc<AtomicBool>,
+    draining: CancellationToken,
     settings: Settings,
 }
 
@@ -287,7 +293,7 @@ impl Running {
 
     /// Winds down: no new requests, work in hand finished, what it wrote published.
     pub async fn stop(self) -> bool {
-        self.draining.store(true, Ordering::Relaxed);
+        self.draining.cancel();
         let clean = self.lifecycle.shut_down(self.settings.shutdown_drain).await;
         self.kernel.db.close().await;
         clean

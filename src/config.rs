@@ -79,7 +79,7 @@ pub struct Settings {
     #[arg(long, env = "STOCKADE_OUTBOX_MAX_ATTEMPTS", default_value_t = 10)]
     pub outbox_max_attempts: u32,
 
-    /// Delay after the first refusal; doubles with each.
+    /// After the nth refusal a row waits 2^n times this, less up to half at random.
     #[arg(long, env = "STOCKADE_OUTBOX_BACKOFF_BASE", default_value = "5s", value_parser = humantime::parse_duration)]
     pub outbox_backoff_base: Duration,
 
@@ -103,7 +103,7 @@ pub struct Settings {
     #[arg(long, env = "STOCKADE_RETRY_MAX", default_value_t = 8)]
     pub retry_max: u32,
 
-    /// Delay after the first failed attempt; doubles with each.
+    /// After the nth failed attempt an event waits 2^n times this, less up to half at random.
     #[arg(long, env = "STOCKADE_RETRY_BASE", default_value = "200ms", value_parser = humantime::parse_duration)]
     pub retry_base: Duration,
 

@@ -212,10 +212,18 @@ impl Db {
 impl Tx {
     /// Makes it so, then rings the bells of what was written.
     pub async fn commit(self) -> sqlx::Result<()> {
-        match self.conn {
-            Conn::Postgres(tx) => tx.commit().await?,
-            Conn::Sqlite(tx) => tx.commit().await?,
+        let committed = match self.conn {
+            Conn::Postgres(tx) => tx.commit().await,
+            Conn::Sqlite(tx) => tx.commit().await,
+        };
+        if let Err(error) = &committed
+            && trouble::is_failed_fsync(error)
+        {
+            // What an earlier relaxed commit wrote may be lost though it looks kept. Only recovery from disk can tell.
+            tracing::error!(%error, "the disk failed to keep what was written; stopping at once");
+            std::process::abort();
         }
+        committed?;
         for topic in &self.rings {
             self.wakes.ring(topic);
         }
@@ -292,12 +300,19 @@ async fn open_postgres(options: &Options) -> anyhow::Result<PgPool> {
         .application_name("stockade")
         // A statement that hangs must not hold locks for ever; ours take milliseconds.
         .options([("statement_timeout", "30s"), ("idle_in_transaction_session_timeout", "60s")]);
-    PgPoolOptions::new()
+    let pool = PgPoolOptions::new()
         .max_connections(options.connections_max)
         .acquire_timeout(options.acquire_timeout)
         .connect_with(connect)
         .await
-        .context("cannot connect to Postgres")
+        .context("cannot connect to Postgres")?;
+    for setting in ["synchronous_commit", "fsync"] {
+        let value: String = sqlx::query_scalar("SELECT current_setting($1)").bind(setting).fetch_one(&pool).await?;
+        if value == "off" {
+            bail!("Postgres has {setting} = off: orders that were answered could be lost; turn it on");
+        }
+    }
+    Ok(pool)
 }
 
 async fn open_sqlite(options: &Options, path: &Path) -> anyhow::Result<Engine> {

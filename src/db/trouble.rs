@@ -1,5 +1,15 @@
 //! What a database error means for whoever met it.
 
+/// Did the disk fail to sync? Then nothing it said before can be trusted, and trying again would hide it.
+pub(super) fn is_failed_fsync(error: &sqlx::Error) -> bool {
+    const IOERR_FSYNC: [u32; 2] = [10 | 4 << 8, 10 | 5 << 8]; // FSYNC, DIR_FSYNC
+    error
+        .as_database_error()
+        .and_then(|error| error.try_downcast_ref::<sqlx::sqlite::SqliteError>())
+        .and_then(|error| sqlx::error::DatabaseError::code(error)?.parse().ok())
+        .is_some_and(|code: u32| IOERR_FSYNC.contains(&code))
+}
+
 /// What to do about a database error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trouble {

@@ -1,8 +1,6 @@
 //! Probes: is the process alive, can it serve, and how is everything doing.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::Json;
@@ -10,6 +8,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
+use tokio_util::sync::CancellationToken;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -23,8 +22,8 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub struct Probes {
     pub kernel: Kernel,
-    /// Set when shutdown begins.
-    pub draining: Arc<AtomicBool>,
+    /// Cancelled when shutdown begins.
+    pub draining: CancellationToken,
 }
 
 pub fn routes() -> OpenApiRouter<Probes> {
@@ -58,13 +57,15 @@ pub struct Readiness {
 ))]
 async fn readyz(State(probes): State<Probes>) -> Response {
     let health = probes.look().await;
-    let draining = probes.draining.load(Ordering::Relaxed);
+    let draining = probes.draining.is_cancelled();
     let mut checks = BTreeMap::from([("database", health.database.status.clone())]);
     checks.insert("draining", if draining { "yes" } else { "no" }.to_owned());
     for (name, status) in &health.loops {
         checks.insert(name, format!("{:?}", status.state).to_lowercase());
     }
-    let status = if draining || health.database.status != "up" { "unavailable" } else { health.status };
+    let refusing = health.loops.values().any(|status| status.refuses_requests(probes.kernel.db.clock().now()));
+    let up = health.database.status == "up";
+    let status = if draining || !up || refusing { "unavailable" } else { health.status };
     let code = if status == "unavailable" { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
     (code, Json(Readiness { status, checks })).into_response()
 }

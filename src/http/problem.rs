@@ -134,17 +134,23 @@ impl IntoResponse for Problem {
 
 impl From<sqlx::Error> for Problem {
     fn from(error: sqlx::Error) -> Self {
-        let problem = match Trouble::of(&error) {
+        Self::from_trouble(Trouble::of(&error), error.to_string())
+    }
+}
+
+impl Problem {
+    /// What a database in trouble means for a client.
+    pub fn from_trouble(trouble: Trouble, cause: String) -> Self {
+        let problem = match trouble {
             Trouble::Statement => Self::internal(""),
             Trouble::Away => {
-                Self::new(503, "db-unavailable", "the database cannot be used just now; nothing was changed")
-                    .retry_after(1)
+                Self::new(503, "db-unavailable", "the database cannot be used just now; try again").retry_after(1)
             }
             Trouble::Busy | Trouble::Conflict => {
-                Self::new(503, "db-busy", "the database is busy; nothing was changed").retry_after(1)
+                Self::new(503, "db-busy", "the database is busy; try again").retry_after(1)
             }
         };
-        Self { cause: Some(format!("database: {error}")), ..problem }
+        Self { cause: Some(format!("database: {cause}")), ..problem }
     }
 }
 

@@ -30,6 +30,8 @@ const ALONE_FROM_DELIVERY: u32 = 3;
 const UNFINISHED_RUNS_MAX: i32 = 3;
 /// How often a transaction that lost to another is run again before the batch is given back.
 const CONFLICTS_MAX: u32 = 10;
+/// How often it is run again after a unique key was violated: numbers are then minted anew.
+const REMINTS_MAX: u32 = 2;
 /// Errors are kept short enough to read in a list.
 const ERROR_CHARS_MAX: usize = 2000;
 
@@ -44,7 +46,18 @@ pub struct Consumer<R> {
 struct Item<F> {
     tag: Tag,
     deliveries: u32,
+    /// Set on a retry or redrive: how many attempts went before it.
+    retry_after_attempts: Option<i32>,
     message: Message<F>,
+}
+
+impl<F> Item<F> {
+    /// The row as this delivery meets it. The retry that a row waits for is due whatever the clock says by now: it
+    /// was the due time that sent it, and a clock stepping back must not leave the event with nobody to run it.
+    fn meets(&self, met: Met) -> Met {
+        let awaited = self.retry_after_attempts == Some(met.attempts);
+        Met { due: met.due || (awaited && met.state == State::Retrying), ..met }
+    }
 }
 
 /// What is to be done with a delivery once everything about it is committed.
@@ -96,7 +109,7 @@ impl<R: Reaction> Consumer<R> {
             if let Err(error) = self.consume(stopping, &mut patience).await {
                 let pause = patience.next_pause();
                 tracing::warn!(consumer = R::NAME, %error, ?pause, "cannot consume just now and waits");
-                self.pulse.troubled(error.to_string());
+                self.pulse.troubled(error.to_string(), self.kernel.db.clock().now());
                 tokio::select! { () = stop.cancelled() => {} () = tokio::time::sleep(pause) => {} }
             }
         }
@@ -145,7 +158,7 @@ impl<R: Reaction> Consumer<R> {
         match settled {
             Ok(settled) => self.settle(subscription, settled).await?,
             Err(error) => {
-                // Nothing of it happened: put it back at once rather than let the lease run out.
+                // Put it back at once rather than let the lease run out; what was committed of it is a duplicate then.
                 if let Err(error) = subscription.release(&tags).await {
                     tracing::debug!(consumer = R::NAME, %error, "could not give messages back; their lease will");
                 }
@@ -172,7 +185,13 @@ impl<R: Reaction> Consumer<R> {
                     settled.push((delivery.tag, Settle::Reject));
                 }
                 Ok(message) => {
-                    let item = Item { tag: delivery.tag, deliveries: delivery.deliveries, message };
+                    let attempts = delivery.headers.get(outbox::X_ATTEMPTS).and_then(serde_json::Value::as_i64);
+                    let item = Item {
+                        tag: delivery.tag,
+                        deliveries: delivery.deliveries,
+                        retry_after_attempts: attempts.and_then(|attempts| i32::try_from(attempts).ok()),
+                        message,
+                    };
                     let road = if item.deliveries >= ALONE_FROM_DELIVERY { &mut alone } else { &mut together };
                     road.push(item);
                 }
@@ -207,16 +226,12 @@ impl<R: Reaction> Consumer<R> {
         Ok(())
     }
 
-    /// Runs a transaction again while it merely loses to others.
+    /// Runs a transaction again while it merely loses to others, or may have minted a number that was taken.
     async fn run_once(&self, items: &[Item<R::Fact>]) -> Result<Vec<(Tag, Settle)>, Failure> {
-        let mut conflicts = 0;
+        let mut reruns = 0;
         loop {
             match self.attempt(items).await {
-                Err(Failure::Database(error))
-                    if Trouble::of(&error) == Trouble::Conflict && conflicts < CONFLICTS_MAX =>
-                {
-                    conflicts += 1;
-                }
+                Err(Failure::Database(error)) if reruns < reruns_worth(&error) => reruns += 1,
                 ended => return ended,
             }
         }
@@ -281,9 +296,9 @@ impl<R: Reaction> Consumer<R> {
         };
         for (index, arrival) in arrivals {
             let item = &items[index];
-            let met = met.get(&arrival.event.event_id);
-            match inbox::decide(met, arrival.body_hash, Effect::Inside) {
-                Action::Run | Action::TakeOver => plan.run.push((index, met.cloned())),
+            let met = met.get(&arrival.event.event_id).map(|met| item.meets(met.clone()));
+            match inbox::decide(met.as_ref(), arrival.body_hash, Effect::Inside) {
+                Action::Run | Action::TakeOver => plan.run.push((index, met)),
                 Action::Dismiss | Action::Later => plan.dismiss(item.tag, arrival.event.event_id),
                 Action::RejectAgain | Action::Quarantine => plan.settled.push((item.tag, Settle::Reject)),
             }
@@ -388,7 +403,7 @@ impl<R: Reaction> Consumer<R> {
     async fn run_alone(&self, item: Item<R::Fact>, settled: &mut Vec<(Tag, Settle)>) -> sqlx::Result<()> {
         let mut tx = self.kernel.db.begin().await?;
         let (id, now) = (item.message.event.event_id, tx.now());
-        let met = inbox::meet(&mut tx, R::NAME, &[id], now).await?.pop().map(|(_, met)| met);
+        let met = inbox::meet(&mut tx, R::NAME, &[id], now).await?.pop().map(|(_, met)| item.meets(met));
         if inbox::decide(met.as_ref(), &item.message.body_hash, Effect::Inside) == Action::Run {
             let unfinished = met.as_ref().map_or(0, |met| met.unfinished_runs);
             if unfinished >= UNFINISHED_RUNS_MAX {
@@ -446,6 +461,15 @@ impl Plan {
     fn dismiss(&mut self, tag: Tag, event_id: Uuid) {
         self.duplicates.push(event_id);
         self.settled.push((tag, Settle::Ack));
+    }
+}
+
+/// How many reruns of the same work an error is worth.
+fn reruns_worth(error: &sqlx::Error) -> u32 {
+    match Trouble::of(error) {
+        Trouble::Conflict => CONFLICTS_MAX,
+        _ if error.as_database_error().is_some_and(sqlx::error::DatabaseError::is_unique_violation) => REMINTS_MAX,
+        _ => 0,
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::watch;
 
@@ -25,6 +26,21 @@ pub struct LoopStatus {
     /// When it last did its work or saw that there was none.
     pub last_success_at: Option<Timestamp>,
     pub last_error: Option<String>,
+    pub last_error_at: Option<Timestamp>,
+    #[serde(skip)]
+    serves_requests: bool,
+}
+
+/// How long after its last failure a loop that serves requests counts as unable to; then traffic may try again.
+const REFUSES_FOR: Duration = Duration::from_secs(5);
+
+impl LoopStatus {
+    /// Did a request just fail for lack of a usable database? Only loops that serve requests say so.
+    pub fn refuses_requests(&self, now: Timestamp) -> bool {
+        self.serves_requests
+            && self.state == LoopState::Troubled
+            && self.last_error_at.is_some_and(|at| now.since(at) < REFUSES_FOR)
+    }
 }
 
 /// The loops of this process.
@@ -41,7 +57,22 @@ pub struct Pulse {
 
 impl Health {
     pub fn register(&self, name: &'static str) -> Pulse {
-        let status = LoopStatus { state: LoopState::Starting, last_success_at: None, last_error: None };
+        self.add(name, false)
+    }
+
+    /// Registers a loop whose trouble means that requests cannot be served.
+    pub fn register_serving(&self, name: &'static str) -> Pulse {
+        self.add(name, true)
+    }
+
+    fn add(&self, name: &'static str, serves_requests: bool) -> Pulse {
+        let status = LoopStatus {
+            state: LoopState::Starting,
+            last_success_at: None,
+            last_error: None,
+            last_error_at: None,
+            serves_requests,
+        };
         let pulse = Pulse { status: watch::Sender::new(status) };
         self.loops.lock().unwrap_or_else(PoisonError::into_inner).insert(name, pulse.clone());
         pulse
@@ -70,6 +101,7 @@ impl Pulse {
             status.state = LoopState::Running;
             status.last_success_at = Some(now);
             status.last_error = None;
+            status.last_error_at = None;
         });
     }
 
@@ -77,10 +109,11 @@ impl Pulse {
         self.status.send_modify(|status| status.state = state);
     }
 
-    pub fn troubled(&self, error: String) {
+    pub fn troubled(&self, error: String, now: Timestamp) {
         self.status.send_modify(|status| {
             status.state = LoopState::Troubled;
             status.last_error = Some(error);
+            status.last_error_at = Some(now);
         });
     }
 }

@@ -5,6 +5,8 @@
 //! consumer's inbox; another body under a processed id (`id-reused`); the consumer's own gate, run again; and if
 //! all of these are content, the broker gave up on it by itself (`broker-limit`).
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use futures_util::future::try_join_all;
 use tokio_util::sync::CancellationToken;
 
@@ -29,12 +31,14 @@ pub struct Office {
     kernel: Kernel,
     senders: Vec<Sender>,
     pulse: Pulse,
+    /// Since the last trouble; a pause starts short again after work that went well.
+    has_worked: AtomicBool,
 }
 
 impl Office {
     pub fn new(kernel: Kernel, senders: Vec<Sender>) -> Self {
         let pulse = kernel.health.register(NAME);
-        Self { kernel, senders, pulse }
+        Self { kernel, senders, pulse, has_worked: AtomicBool::new(false) }
     }
 
     /// Files until told to stop.
@@ -58,9 +62,12 @@ impl Office {
                 }
             };
             if let Err(error) = ended {
+                if self.has_worked.swap(false, Ordering::Relaxed) {
+                    patience.renew();
+                }
                 let pause = patience.next_pause();
                 tracing::warn!(%error, ?pause, "the dead-letter office cannot file just now and waits");
-                self.pulse.troubled(error.to_string());
+                self.pulse.troubled(error.to_string(), self.kernel.db.clock().now());
                 tokio::select! { () = stop.cancelled() => {} () = tokio::time::sleep(pause) => {} }
             }
         }
@@ -78,6 +85,7 @@ impl Office {
                 () = subscription.ready(self.kernel.tuning.poll) => {}
             }
             self.try_once(sender, &mut subscription).await?;
+            self.has_worked.store(true, Ordering::Relaxed);
             self.pulse.running(self.kernel.db.clock().now());
         }
         subscription.close().await;
@@ -90,17 +98,27 @@ impl Office {
         if deliveries.is_empty() {
             return Ok(0);
         }
+        let tags: Vec<Tag> = deliveries.iter().map(|delivery| delivery.tag).collect();
+        if let Err(error) = self.file(sender, &deliveries).await {
+            if let Err(error) = subscription.release(&tags).await {
+                tracing::debug!(%error, "could not give letters back; their lease will");
+            }
+            return Err(error.into());
+        }
+        subscription.ack(&tags).await?;
+        Ok(tags.len())
+    }
+
+    async fn file(&self, sender: &Sender, deliveries: &[Delivery]) -> sqlx::Result<()> {
         let mut tx = self.kernel.db.begin().await?;
-        for delivery in &deliveries {
+        for delivery in deliveries {
             let letter = self.letter(&mut tx, sender, delivery).await?;
             dead_letters::file(&mut tx, &letter).await?;
         }
         self.kernel.faults.reach("office.before_commit", NAME);
         tx.commit().await?;
         self.kernel.faults.reach("office.after_commit", NAME);
-        let tags: Vec<Tag> = deliveries.iter().map(|delivery| delivery.tag).collect();
-        subscription.ack(&tags).await?;
-        Ok(tags.len())
+        Ok(())
     }
 
     async fn letter(&self, tx: &mut Tx, sender: &Sender, delivery: &Delivery) -> sqlx::Result<NewLetter> {

@@ -53,7 +53,7 @@ impl Relay {
                 Err(error) => {
                     let pause = patience.next_pause();
                     tracing::warn!(%error, ?pause, "the relay cannot reach the outbox and waits");
-                    self.pulse.troubled(error.to_string());
+                    self.pulse.troubled(error.to_string(), self.kernel.db.clock().now());
                     tokio::select! { () = stop.cancelled() => {} () = tokio::time::sleep(pause) => {} }
                     continue;
                 }
@@ -66,7 +66,9 @@ impl Relay {
             }
         }
         if !gate.is_paused() {
-            while matches!(self.try_once().await, Ok(rows) if rows > 0) {}
+            // A pass that is not full has sent everything our own last batches wrote.
+            let full = i64::from(self.kernel.tuning.outbox_batch);
+            while matches!(self.try_once().await, Ok(rows) if rows >= full) {}
         }
         self.pulse.set(LoopState::Stopped);
     }

@@ -1,4 +1,4 @@
-//! When to try again: exponential backoff with full jitter, and a cap on both delay and attempts.
+//! When to try again: exponential backoff with jitter, and a cap on both delay and attempts.
 
 use std::time::Duration;
 

@@ -12,8 +12,13 @@ use tokio_util::sync::CancellationToken;
 use super::error::OrderError;
 use super::service::{self, Placed, Submission};
 use crate::db::{Db, Trouble};
+use crate::messaging::Kernel;
 use crate::messaging::faults::Faults;
+use crate::messaging::health::Pulse;
 use crate::numbers::Numbers;
+
+/// What health calls it.
+pub const NAME: &str = "desk";
 
 /// Requests that may wait for the next group before callers feel back-pressure.
 const WAITING_MAX: usize = 4096;
@@ -37,9 +42,11 @@ pub struct Desk {
 
 impl Desk {
     /// The counter and the clerk behind it, who must be run.
-    pub fn open(db: Db, faults: Faults, numbers: Arc<Numbers>) -> (Self, Clerk) {
+    pub fn open(kernel: &Kernel, numbers: Arc<Numbers>) -> (Self, Clerk) {
         let (submissions, waiting) = mpsc::channel(WAITING_MAX);
-        (Self { submissions }, Clerk { db, faults, numbers, waiting })
+        let pulse = kernel.health.register_serving(NAME);
+        let clerk = Clerk { db: kernel.db.clone(), faults: kernel.faults.clone(), pulse, numbers, waiting };
+        (Self { submissions }, clerk)
     }
 
     /// Places an order; returns once it is committed.
@@ -53,6 +60,7 @@ impl Desk {
 pub struct Clerk {
     db: Db,
     faults: Faults,
+    pulse: Pulse,
     numbers: Arc<Numbers>,
     waiting: mpsc::Receiver<Waiting>,
 }
@@ -60,6 +68,7 @@ pub struct Clerk {
 impl Clerk {
     /// Commits groups until told to stop, then works off what is waiting.
     pub async fn run(mut self, stop: CancellationToken) {
+        self.pulse.running(self.db.clock().now());
         let mut group = Vec::new();
         loop {
             tokio::select! {
@@ -87,15 +96,18 @@ impl Clerk {
         while let Some(mut group) = todo.pop() {
             let submissions: Vec<&Submission> = group.iter().map(|waiting| &waiting.submission).collect();
             match self.place(&submissions).await {
-                Ok(placed) => answer_all(group, placed.into_iter().map(Ok)),
-                Err(error) if group.len() == 1 => answer_all(group, [Err(error.into())]),
+                Ok(placed) => {
+                    self.pulse.running(self.db.clock().now());
+                    answer_all(group, placed.into_iter().map(Ok));
+                }
                 Err(error) if Trouble::of(&error).is_passing() => {
                     // Nobody's fault in particular, and halving would only knock more often: all hear of it.
-                    let text = error.to_string();
-                    let others =
-                        std::iter::repeat_with(|| Err(sqlx::Error::Io(std::io::Error::other(text.clone())).into()));
-                    answer_all(group, others);
+                    let (trouble, cause) = (Trouble::of(&error), error.to_string());
+                    self.pulse.troubled(cause.clone(), self.db.clock().now());
+                    let answer = || Err(OrderError::GroupFailed { trouble, cause: cause.clone() });
+                    answer_all(group, std::iter::repeat_with(answer));
                 }
+                Err(error) if group.len() == 1 => answer_all(group, [Err(error.into())]),
                 Err(_) => {
                     let right = group.split_off(group.len() / 2);
                     todo.extend([right, group]);

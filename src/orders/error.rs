@@ -1,5 +1,6 @@
 //! What can go wrong with an order, for whoever asked.
 
+use crate::db::Trouble;
 use crate::http::problem::{FieldError, Problem};
 
 #[derive(Debug, thiserror::Error)]
@@ -12,6 +13,8 @@ pub enum OrderError {
     KeyReused { first_fingerprint: String },
     #[error("the server is shutting down")]
     Draining,
+    #[error("the group this order was to be committed with failed: {cause}")]
+    GroupFailed { trouble: Trouble, cause: String },
     #[error(transparent)]
     Database(#[from] sqlx::Error),
 }
@@ -31,6 +34,7 @@ impl From<OrderError> for Problem {
             OrderError::NotFound(_) => Self::not_found(error.to_string()),
             OrderError::KeyReused { .. } => Self::new(422, "idempotency-key-reused", error.to_string()),
             OrderError::Draining => Self::new(503, "draining", error.to_string()).retry_after(1),
+            OrderError::GroupFailed { trouble, cause } => Self::from_trouble(trouble, cause),
             OrderError::Database(error) => Self::from(error),
         }
     }

@@ -8,6 +8,7 @@ use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
@@ -25,8 +26,6 @@ use crate::http::extract::{Body, Object, Params, fingerprint, idempotency_key, p
 use crate::http::page::{Page, fetch_limit, limit, read_uuid_cursor};
 use crate::http::problem::Problem;
 
-/// Longer than anyone should hold a connection open, shorter than the request timeout.
-const WAIT_SECONDS_MAX: u64 = 25;
 /// How often a waiting request looks even if no bell rings.
 const WAIT_POLL: Duration = Duration::from_millis(250);
 
@@ -35,6 +34,10 @@ pub struct OrdersApi {
     pub db: Db,
     pub desk: Desk,
     pub items_max: usize,
+    /// The longest that `Prefer: wait` holds a request.
+    pub wait_max: Duration,
+    /// Cancelled when shutdown begins: nobody is kept waiting then.
+    pub draining: CancellationToken,
 }
 
 pub fn routes() -> OpenApiRouter<OrdersApi> {
@@ -199,7 +202,7 @@ fn created(order: Order, replayed: bool, wait: Option<u64>) -> Response {
 
 fn note_wait(headers: &mut HeaderMap, wait: Option<u64>) {
     if let Some(seconds) = wait {
-        let applied = format!("wait={}", seconds.min(WAIT_SECONDS_MAX));
+        let applied = format!("wait={seconds}");
         headers.insert(HeaderName::from_static("preference-applied"), applied.parse().expect("plain ASCII"));
     }
 }
@@ -272,10 +275,10 @@ impl OrdersApi {
     /// Waits for inventory's answer as long as the caller asked for, and returns the order as it then is.
     async fn wait_for_answer(&self, caller: &Caller, mut order: Order, wait: Option<u64>) -> Result<Order, OrderError> {
         let Some(seconds) = wait else { return Ok(order) };
-        let deadline = Instant::now() + Duration::from_secs(seconds.min(WAIT_SECONDS_MAX));
+        let deadline = Instant::now() + Duration::from_secs(seconds).min(self.wait_max);
         let mut bell = self.db.wakes().bell(service::BELL);
         let id = order.id.0.to_string();
-        while !order.status.is_answered() && Instant::now() < deadline {
+        while !order.status.is_answered() && Instant::now() < deadline && !self.draining.is_cancelled() {
             bell.hush();
             order = self.load(caller, &id).await?;
             if !order.status.is_answered() {
@@ -283,6 +286,7 @@ impl OrdersApi {
                     () = bell.rung() => {}
                     () = tokio::time::sleep(WAIT_POLL) => {}
                     () = tokio::time::sleep_until(deadline) => {}
+                    () = self.draining.cancelled() => {}
                 }
             }
         }

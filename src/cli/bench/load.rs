@@ -42,13 +42,7 @@ pub fn sku(run: Uuid, index: usize) -> String {
 }
 
 impl Workload {
-    pub fn new(
-        run: Uuid,
-        orders: usize,
-        concurrency: usize,
-        rate: Option<f64>,
-        duration: Option<Duration>,
-    ) -> Self {
+    pub fn new(run: Uuid, orders: usize, concurrency: usize, rate: Option<f64>, duration: Option<Duration>) -> Self {
         Self { run, orders, concurrency, rate, duration, next: AtomicUsize::new(0) }
     }
 

@@ -139,8 +139,7 @@ impl Bench {
     }
 
     async fn start_server(&self, database_url: &str) -> anyhow::Result<Running> {
-        let flags =
-            ["--listen", "127.0.0.1:0", "--database-url", database_url, "--broker-url", &self.broker_url];
+        let flags = ["--listen", "127.0.0.1:0", "--database-url", database_url, "--broker-url", &self.broker_url];
         Builder::new(Settings::from_flags(flags)?).start().await
     }
 

@@ -243,6 +243,8 @@ pub async fn redrive(tx: &mut Tx, letter: &Letter) -> sqlx::Result<Redriven> {
     if let Some(message_id) = &row.message_id {
         headers.insert("x-message-id".to_owned(), message_id.as_str().into());
     }
+    // A redriven event starts over, and the retry its revived row waits for is this one.
+    headers.insert(outbox::X_ATTEMPTS.to_owned(), 0.into());
     let id = mint_id();
     let entry = Entry {
         id,

@@ -18,6 +18,9 @@ use crate::db::{Filter, Tx, dialects, fetch_page};
 /// The bell that rings when rows are due.
 pub const BELL: &str = "outbox";
 
+/// The header that tells how many attempts at an event went before this message.
+pub const X_ATTEMPTS: &str = "x-attempts";
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Event,
@@ -86,7 +89,7 @@ impl Entry {
             id: mint_id(),
             kind: Kind::Retry,
             body: body.to_vec(),
-            headers: serde_json::json!({ "x-attempts": attempts }).to_string(),
+            headers: serde_json::json!({ X_ATTEMPTS: attempts }).to_string(),
             delay,
             target: queue.to_owned(),
             ..Self::from(event)

@@ -142,7 +142,7 @@ pub async fn count(
     c: &mut PgConnection,
     queues: &[String],
     stale_after: Duration,
-    now: Timestamp,
+    _now: Timestamp,
 ) -> sqlx::Result<Vec<Depth>> {
     let rows: Vec<(String, i64, i64, Option<Timestamp>, i64)> = sqlx::query_as(
         "SELECT name,
@@ -150,11 +150,10 @@ pub async fn count(
              (SELECT count(*) FROM messaging_queue WHERE queue = name AND lease_until > now()),
              (SELECT enqueued_at FROM messaging_queue WHERE queue = name ORDER BY id LIMIT 1),
              (SELECT count(*) FROM messaging_subscriptions
-              WHERE queue = name AND seen_at > CAST($2 AS timestamptz) - $3 * interval '1 ms')
+              WHERE queue = name AND seen_at > now() - $2 * interval '1 ms')
          FROM UNNEST($1::text[]) AS name",
     )
     .bind(queues)
-    .bind(now)
     .bind(millis(stale_after))
     .fetch_all(c)
     .await?;
@@ -170,15 +169,14 @@ pub async fn count(
         .collect())
 }
 
-pub async fn beat(c: &mut PgConnection, subscription: Uuid, queue: &str, now: Timestamp) -> sqlx::Result<()> {
+pub async fn beat(c: &mut PgConnection, subscription: Uuid, queue: &str, _now: Timestamp) -> sqlx::Result<()> {
     sqlx::query(
-        "WITH gone AS (DELETE FROM messaging_subscriptions WHERE seen_at < CAST($3 AS timestamptz) - interval '1 hour')
-         INSERT INTO messaging_subscriptions (id, queue, seen_at) VALUES ($1, $2, $3)
-         ON CONFLICT (id) DO UPDATE SET seen_at = $3",
+        "WITH gone AS (DELETE FROM messaging_subscriptions WHERE seen_at < now() - interval '1 hour')
+         INSERT INTO messaging_subscriptions (id, queue, seen_at) VALUES ($1, $2, now())
+         ON CONFLICT (id) DO UPDATE SET seen_at = now()",
     )
     .bind(subscription)
     .bind(queue)
-    .bind(now)
     .execute(c)
     .await
     .map(drop)

@@ -92,8 +92,7 @@ pub async fn claim(
 }
 
 /// The columns of a row, with the body in hex.
-type Found<'a> =
-    (i64, Option<String>, String, Option<String>, String, Cow<'a, str>, Option<String>, i32);
+type Found<'a> = (i64, Option<String>, String, Option<String>, String, Cow<'a, str>, Option<String>, i32);
 
 fn read_rows(json: &str) -> anyhow::Result<Vec<Row>> {
     let found: Vec<Found<'_>> = serde_json::from_str(json)?;
