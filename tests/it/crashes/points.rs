@@ -16,6 +16,11 @@ impl Shop<'_> {
         self.server.tell("/v1/lab/crash", &json!({ "point": point, "consumer": consumer })).await;
     }
 
+    /// Publishes what cannot be read. The server may die of it before it has answered.
+    async fn poison(&self, queue: &str, body: &str) {
+        let _ = self.server.post("/v1/lab/publish", &json!({ "queue": queue, "body": body })).send().await;
+    }
+
     /// Messages that the dead process held for a consumer.
     async fn held_by(&self, consumer: &str) -> i64 {
         let held = "SELECT COUNT(*) FROM messaging_queue WHERE lock_token IS NOT NULL AND queue = $1";
@@ -101,8 +106,7 @@ async fn a_poison_message_whose_rejection_was_cut_short_is_filed_once(db: TestDb
     let mut shop = Shop::open(&db, &[]).await;
     for (count, consumer) in CONSUMERS.into_iter().enumerate() {
         shop.arm("consumer.before_reject", Some(consumer)).await;
-        let poison = json!({ "queue": consumer, "body": format!("poison for {consumer}") });
-        shop.server.tell("/v1/lab/publish", &poison).await;
+        shop.poison(consumer, &format!("poison for {consumer}")).await;
         shop.die_and_reopen().await;
         shop.place(ORDERS).await;
         shop.check().await;
@@ -163,7 +167,7 @@ async fn a_letter_is_filed_once_wherever_the_office_dies(db: TestDb) {
     let mut shop = Shop::open(&db, &[]).await;
     for (count, point) in ["office.before_commit", "office.after_commit"].into_iter().enumerate() {
         shop.arm(point, None).await;
-        shop.server.tell("/v1/lab/publish", &json!({ "queue": "inventory", "body": point })).await;
+        shop.poison("inventory", point).await;
         shop.die_and_reopen().await;
         shop.place(ORDERS).await;
         shop.check().await;
