@@ -143,13 +143,15 @@ impl Builder {
             .await
             .with_context(|| format!("cannot listen on {}; set STOCKADE_LISTEN to another address", settings.listen))?;
         let address = listener.local_addr()?;
-        let (desk, clerk) = Desk::open(&kernel, Arc::new(Numbers::new("ORD")));
+        let (desk, clerk) =
+            Desk::open(db.clone(), kernel.faults.clone(), &kernel.health, Arc::new(Numbers::new("ORD")));
         let draining = CancellationToken::new();
         let orders = OrdersApi {
             db: db.clone(),
             desk,
             items_max: settings.max_items,
-            wait_max: settings.http_request_timeout * 4 / 5,
+            // Leaves the answer time to get out before the request's own time is up.
+            wait_max: settings.http_request_timeout.mul_f64(5.0 / 6.0),
             draining: draining.clone(),
         };
         let operations = Operations { kernel: kernel.clone(), topology: Arc::new(topology) };

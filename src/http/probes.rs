@@ -13,7 +13,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::db::Trouble;
-use crate::messaging::health::{LoopState, LoopStatus};
+use crate::messaging::health::LoopStatus;
 use crate::messaging::{Kernel, outbox};
 
 /// No probe takes longer than this, whatever is down.
@@ -120,7 +120,8 @@ impl Probes {
             Ok(Err(_)) | Err(_) => ("down", None),
         };
         let loops = self.kernel.health.statuses();
-        let troubled = loops.values().any(|status| status.state == LoopState::Troubled);
+        let now = self.kernel.db.clock().now();
+        let troubled = loops.values().any(|status| status.is_troubled(now));
         let dead = outbox.is_some_and(|outbox| outbox.dead > 0);
         HealthReport {
             status: match database {

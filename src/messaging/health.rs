@@ -35,6 +35,12 @@ pub struct LoopStatus {
 const REFUSES_FOR: Duration = Duration::from_secs(5);
 
 impl LoopStatus {
+    /// Is it in trouble now? A loop that serves requests only learns of better times from the next request, so
+    /// its trouble counts for a while only.
+    pub fn is_troubled(&self, now: Timestamp) -> bool {
+        self.state == LoopState::Troubled && (!self.serves_requests || self.refuses_requests(now))
+    }
+
     /// Did a request just fail for lack of a usable database? Only loops that serve requests say so.
     pub fn refuses_requests(&self, now: Timestamp) -> bool {
         self.serves_requests

@@ -12,9 +12,8 @@ use tokio_util::sync::CancellationToken;
 use super::error::OrderError;
 use super::service::{self, Placed, Submission};
 use crate::db::{Db, Trouble};
-use crate::messaging::Kernel;
 use crate::messaging::faults::Faults;
-use crate::messaging::health::Pulse;
+use crate::messaging::health::{Health, Pulse};
 use crate::numbers::Numbers;
 
 /// What health calls it.
@@ -42,11 +41,10 @@ pub struct Desk {
 
 impl Desk {
     /// The counter and the clerk behind it, who must be run.
-    pub fn open(kernel: &Kernel, numbers: Arc<Numbers>) -> (Self, Clerk) {
+    pub fn open(db: Db, faults: Faults, health: &Health, numbers: Arc<Numbers>) -> (Self, Clerk) {
         let (submissions, waiting) = mpsc::channel(WAITING_MAX);
-        let pulse = kernel.health.register_serving(NAME);
-        let clerk = Clerk { db: kernel.db.clone(), faults: kernel.faults.clone(), pulse, numbers, waiting };
-        (Self { submissions }, clerk)
+        let pulse = health.register_serving(NAME);
+        (Self { submissions }, Clerk { db, faults, pulse, numbers, waiting })
     }
 
     /// Places an order; returns once it is committed.

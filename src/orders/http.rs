@@ -163,7 +163,9 @@ async fn place_order(
     };
     let wait = prefer_wait(&headers);
     let order = api.wait_for_answer(&caller, order, wait).await?;
-    Ok(created(order, replayed, wait))
+    let mut response = created(order, replayed);
+    note_wait(response.headers_mut(), wait, api.wait_max);
+    Ok(response)
 }
 
 fn submission(
@@ -188,7 +190,7 @@ fn submission(
     Ok(Submission { placing, request, key })
 }
 
-fn created(order: Order, replayed: bool, wait: Option<u64>) -> Response {
+fn created(order: Order, replayed: bool) -> Response {
     let location = format!("/v1/orders/{}", order.id.0);
     let mut response =
         (StatusCode::CREATED, [(header::LOCATION, location)], Json(OrderBody::from(order))).into_response();
@@ -196,13 +198,12 @@ fn created(order: Order, replayed: bool, wait: Option<u64>) -> Response {
     if replayed {
         headers.insert(HeaderName::from_static("idempotent-replayed"), "true".parse().expect("plain ASCII"));
     }
-    note_wait(headers, wait);
     response
 }
 
-fn note_wait(headers: &mut HeaderMap, wait: Option<u64>) {
+fn note_wait(headers: &mut HeaderMap, wait: Option<u64>, wait_max: Duration) {
     if let Some(seconds) = wait {
-        let applied = format!("wait={seconds}");
+        let applied = format!("wait={}", seconds.min(wait_max.as_secs()));
         headers.insert(HeaderName::from_static("preference-applied"), applied.parse().expect("plain ASCII"));
     }
 }
@@ -227,7 +228,7 @@ async fn get_order(
     let wait = prefer_wait(&headers);
     let order = api.wait_for_answer(&caller, order, wait).await?;
     let mut response = Json(OrderBody::from(order)).into_response();
-    note_wait(response.headers_mut(), wait);
+    note_wait(response.headers_mut(), wait, api.wait_max);
     Ok(response)
 }
 

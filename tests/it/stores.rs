@@ -10,6 +10,7 @@ use stockade::lifecycle::{Lifecycle, Stage};
 use stockade::messaging::dead_letters;
 use stockade::messaging::event::hash_of;
 use stockade::messaging::faults::Faults;
+use stockade::messaging::health::Health;
 use stockade::messaging::inbox::{self, Arrival, Mark, State};
 use stockade::messaging::outbox::{self, Entry};
 use stockade::notifications::model::Kind;
@@ -109,7 +110,7 @@ async fn an_order_number_that_is_taken_is_minted_again(db: TestDb) {
     for _ in 0..2 {
         // Both clerks begin with the same number.
         let minted = Arc::new(Numbers::starting_at("ORD", 31));
-        let (desk, clerk) = Desk::open(db.clone(), Faults::default(), minted);
+        let (desk, clerk) = Desk::open(db.clone(), Faults::default(), &Health::default(), minted);
         lifecycle.spawn(Stage::Work, "desk", |stop| clerk.run(stop));
         let request = Request::try_new("alice".into(), "USD".into(), vec![item("A", 1, 0)], 9).unwrap();
         let submission = Submission { placing: placing("g"), request, key: None };
