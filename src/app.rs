@@ -128,7 +128,7 @@ impl Builder {
         let transport = Transport::Table(TableQueue::new(db.clone(), settings.lease));
         transport.declare(&topology).await.context("cannot declare the queues")?;
         let kernel = Kernel {
-            pauses: Pauses::load(db.clone()).await?,
+            pauses: Pauses::load(db.clone(), matches!(transport, Transport::Table(_))).await?,
             db: db.clone(),
             transport,
             health: Health::default(),

@@ -80,21 +80,24 @@ CREATE TABLE messaging_dead_letters (
 );
 CREATE UNIQUE INDEX messaging_dead_letters_open ON messaging_dead_letters (queue, filing_key) WHERE state = 'open';
 
--- The table queue. The claim updates no indexed column, so that with room on the page it stays a cheap update.
+-- The table queue. A message from the outbox is a reference to its row there; one from elsewhere brings its own
+-- columns. So rows stay narrow, and the claim updates no indexed column: with room on the page it is a cheap update.
 CREATE TABLE messaging_queue (
     id             bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     queue          text        NOT NULL,
+    outbox_ref     uuid,
     message_id     text,
-    routing_key    text        NOT NULL,
+    routing_key    text,
     correlation_id text,
-    headers        text        NOT NULL,
-    body           bytea       NOT NULL,
+    headers        text,
+    body           bytea,
     x_death        text,
     enqueued_at    timestamptz NOT NULL,
     lock_token     uuid,
     lease_until    timestamptz,
-    deliveries     integer     NOT NULL DEFAULT 0
-) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+    deliveries     integer     NOT NULL DEFAULT 0,
+    CHECK ((outbox_ref IS NULL) <> (body IS NULL))
+) WITH (fillfactor = 60, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX messaging_queue_by_queue ON messaging_queue (queue, id);
 
 CREATE TABLE messaging_bindings (

@@ -82,20 +82,24 @@ CREATE TABLE messaging_dead_letters (
 ) STRICT;
 CREATE UNIQUE INDEX messaging_dead_letters_open ON messaging_dead_letters (queue, filing_key) WHERE state = 'open';
 
+-- A message from the outbox is a reference to its row there; one from elsewhere brings its own columns. So rows
+-- stay narrow: claiming and deleting them writes few pages.
 -- AUTOINCREMENT: a delivery's id is never given to another message, so that a late ack cannot hit a stranger.
 CREATE TABLE messaging_queue (
     id             INTEGER PRIMARY KEY AUTOINCREMENT,
     queue          TEXT    NOT NULL,
+    outbox_ref     INTEGER,
     message_id     TEXT,
-    routing_key    TEXT    NOT NULL,
+    routing_key    TEXT,
     correlation_id TEXT,
-    headers        TEXT    NOT NULL,
+    headers        TEXT,
     x_death        TEXT,
     enqueued_at    INTEGER NOT NULL,
     lock_token     BLOB,
     lease_until    INTEGER,
     deliveries     INTEGER NOT NULL DEFAULT 0,
-    body           BLOB    NOT NULL
+    body           BLOB,
+    CHECK ((outbox_ref IS NULL) <> (body IS NULL))
 ) STRICT;
 CREATE INDEX messaging_queue_by_queue ON messaging_queue (queue, id);
 

@@ -18,12 +18,13 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
-use sqlx::{PgPool, Postgres, Sqlite, SqlitePool, Transaction};
+use sqlx::{ConnectOptions, PgPool, Postgres, Sqlite, SqlitePool, Transaction};
 
 pub(crate) use filter::fetch_page;
 pub use filter::{Filter, Value};
@@ -68,6 +69,7 @@ pub struct Db {
     engine: Engine,
     wakes: Wakes,
     clock: Clock,
+    hands_on: Arc<AtomicBool>,
 }
 
 #[derive(Clone)]
@@ -87,6 +89,7 @@ pub struct Tx {
     now: Timestamp,
     wakes: Wakes,
     rings: BTreeSet<String>,
+    hands_on: bool,
 }
 
 /// The transaction behind a [`Tx`], for the macros to match on.
@@ -102,7 +105,7 @@ impl Db {
             Some(path) => open_sqlite(options, &path).await?,
             None => Engine::Postgres(open_postgres(options).await?),
         };
-        let db = Self { engine, wakes: Wakes::default(), clock };
+        let db = Self { engine, wakes: Wakes::default(), clock, hands_on: Arc::default() };
         migrate::run(&db.engine).await.context("cannot migrate the database")?;
         Ok(db)
     }
@@ -131,7 +134,7 @@ impl Db {
             }
             None => Engine::Postgres(open_postgres(options).await?),
         };
-        Ok(Self { engine, wakes: Wakes::default(), clock })
+        Ok(Self { engine, wakes: Wakes::default(), clock, hands_on: Arc::default() })
     }
 
     /// Begins a transaction that is on disk when its commit returns.
@@ -172,7 +175,13 @@ impl Db {
     }
 
     fn tx(&self, conn: Conn) -> Tx {
-        Tx { conn, now: self.clock.now(), wakes: self.wakes.clone(), rings: BTreeSet::new() }
+        Tx {
+            conn,
+            now: self.clock.now(),
+            wakes: self.wakes.clone(),
+            rings: BTreeSet::new(),
+            hands_on: self.hands_on.load(Ordering::Relaxed),
+        }
     }
 
     pub fn clock(&self) -> &Clock {
@@ -181,6 +190,11 @@ impl Db {
 
     pub fn wakes(&self) -> &Wakes {
         &self.wakes
+    }
+
+    /// Says whether transactions from now on hand their events on to the queues themselves; see [`Tx::hands_on`].
+    pub fn set_hands_on(&self, hands_on: bool) {
+        self.hands_on.store(hands_on, Ordering::Relaxed);
     }
 
     /// `"sqlite"` or `"postgres"`, for people.
@@ -235,6 +249,11 @@ impl Tx {
         if !self.rings.contains(topic) {
             self.rings.insert(topic.to_owned());
         }
+    }
+
+    /// Are the queues in this database and open, so that what is due at once may go into them with this very commit?
+    pub fn hands_on(&self) -> bool {
+        self.hands_on
     }
 
     /// The moment this transaction began.
@@ -298,6 +317,7 @@ async fn open_postgres(options: &Options) -> anyhow::Result<PgPool> {
     let connect = PgConnectOptions::from_str(&options.url)
         .context("the Postgres URL cannot be read")?
         .application_name("stockade")
+        .disable_statement_logging()
         // A statement that hangs must not hold locks for ever; ours take milliseconds.
         .options([("statement_timeout", "30s"), ("idle_in_transaction_session_timeout", "60s")]);
     let pool = PgPoolOptions::new()
@@ -324,6 +344,7 @@ async fn open_sqlite(options: &Options, path: &Path) -> anyhow::Result<Engine> {
         .synchronous(SqliteSynchronous::Full)
         .foreign_keys(true)
         .busy_timeout(options.busy_timeout)
+        .disable_statement_logging()
         // Checkpointing every 4,000 pages rather than 1,000 keeps it off the back of most commits.
         .pragma("wal_autocheckpoint", "4000")
         // Rows cross from SQLite's thread to ours through a buffer; a batch should fit in one go.
@@ -345,7 +366,11 @@ async fn open_sqlite(options: &Options, path: &Path) -> anyhow::Result<Engine> {
 }
 
 async fn sqlite_readers(options: &Options, path: &Path) -> anyhow::Result<SqlitePool> {
-    let connect = SqliteConnectOptions::new().filename(path).read_only(true).busy_timeout(options.busy_timeout);
+    let connect = SqliteConnectOptions::new()
+        .filename(path)
+        .read_only(true)
+        .busy_timeout(options.busy_timeout)
+        .disable_statement_logging();
     SqlitePoolOptions::new()
         .max_connections(SQLITE_READERS)
         .acquire_timeout(options.acquire_timeout)

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
+use super::relay;
 use crate::db::{Db, Tx};
 
 pub const BELL: &str = "pauses";
@@ -16,6 +17,7 @@ const REREAD_EVERY: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub struct Pauses {
     db: Db,
+    may_hand_on: bool,
     names: watch::Sender<BTreeSet<String>>,
 }
 
@@ -26,9 +28,14 @@ pub struct Gate {
 }
 
 impl Pauses {
-    pub async fn load(db: Db) -> sqlx::Result<Self> {
-        let names = read_names(&db).await?;
-        Ok(Self { db, names: watch::Sender::new(names) })
+    /// `may_hand_on`: the queues are tables of this database, so while the relay is not paused, transactions may
+    /// put their events into them directly.
+    pub async fn load(db: Db, may_hand_on: bool) -> sqlx::Result<Self> {
+        let pauses = Self { db, may_hand_on, names: watch::Sender::default() };
+        let names = read_names(&pauses.db).await?;
+        pauses.db.set_hands_on(may_hand_on && !names.contains(relay::NAME));
+        pauses.names.send_replace(names);
+        Ok(pauses)
     }
 
     pub fn gate(&self, name: &'static str) -> Gate {
@@ -54,6 +61,7 @@ impl Pauses {
     /// Looks at the rows now.
     pub async fn reread(&self) {
         if let Ok(names) = read_names(&self.db).await {
+            self.db.set_hands_on(self.may_hand_on && !names.contains(relay::NAME));
             self.names.send_if_modified(|known| {
                 let news = *known != names;
                 *known = names;

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::error::OrderError;
 use super::service::{self, Placed, Submission};
-use crate::db::{Db, Trouble};
+use crate::db::{Db, Trouble, Tx};
 use crate::messaging::faults::Faults;
 use crate::messaging::health::{Health, Pulse};
 use crate::numbers::Numbers;
@@ -89,11 +89,22 @@ impl Clerk {
         }
     }
 
-    async fn commit(&self, group: Vec<Waiting>) {
+    async fn commit(&mut self, mut group: Vec<Waiting>) {
+        // The transaction first: whoever comes while we wait for it still gets into this group.
+        let mut begun = Some(self.db.begin().await);
+        while group.len() < GROUP_MAX
+            && let Ok(waiting) = self.waiting.try_recv()
+        {
+            group.push(waiting);
+        }
         let mut todo = vec![group];
         while let Some(mut group) = todo.pop() {
             let submissions: Vec<&Submission> = group.iter().map(|waiting| &waiting.submission).collect();
-            match self.place(&submissions).await {
+            let begun = match begun.take() {
+                Some(begun) => begun,
+                None => self.db.begin().await,
+            };
+            match self.place(begun, &submissions).await {
                 Ok(placed) => {
                     self.pulse.running(self.db.clock().now());
                     answer_all(group, placed.into_iter().map(Ok));
@@ -115,18 +126,19 @@ impl Clerk {
     }
 
     /// One transaction for all of them, run again while it merely loses to others or meets a taken number.
-    async fn place(&self, submissions: &[&Submission]) -> sqlx::Result<Vec<Placed>> {
+    async fn place(&self, begun: sqlx::Result<Tx>, submissions: &[&Submission]) -> sqlx::Result<Vec<Placed>> {
+        let mut tx = begun;
         let mut reruns = 0;
         loop {
-            match self.place_once(submissions).await {
+            match self.place_once(tx?, submissions).await {
                 Err(error) if reruns < RERUNS_MAX && worth_a_rerun(&error) => reruns += 1,
                 ended => return ended,
             }
+            tx = self.db.begin().await;
         }
     }
 
-    async fn place_once(&self, submissions: &[&Submission]) -> sqlx::Result<Vec<Placed>> {
-        let mut tx = self.db.begin().await?;
+    async fn place_once(&self, mut tx: Tx, submissions: &[&Submission]) -> sqlx::Result<Vec<Placed>> {
         let placed = service::place_many(&mut tx, submissions, &self.numbers).await?;
         self.faults.reach("orders.before_commit", "orders");
         tx.commit().await?;

@@ -329,7 +329,7 @@ async fn a_pause_survives_a_restart_and_the_loop_rests_and_resumes(db: TestDb) {
         stop.cancel();
     });
     // A new process reads the row and never begins.
-    let pauses = Pauses::load(rig.db.clone()).await.unwrap();
+    let pauses = Pauses::load(rig.db.clone(), false).await.unwrap();
     assert!(pauses.is_paused("probe") && !pauses.is_paused("relay"));
     let kernel = stockade::messaging::Kernel { pauses, ..rig.kernel.clone() };
     let rig = Rig { kernel: kernel.clone(), ..rig };
@@ -362,7 +362,7 @@ async fn pauses_are_followed_by_every_instance(db: TestDb) {
     assert!(!rig.kernel.pauses.is_paused("probe"));
     if rig.is_postgres() {
         // Another instance, to which no bell is carried, follows by looking.
-        let other = Pauses::load(db.open(Clock::System).await).await.unwrap();
+        let other = Pauses::load(db.open(Clock::System).await, false).await.unwrap();
         let mut gate = other.gate("probe");
         set_pause(&rig, true).await;
         let within = tokio::time::timeout(crate::support::DEADLINE, gate.until(true));

@@ -108,7 +108,7 @@ async fn two_relays_at_once_publish_each_row_once(db: TestDb) {
     // A pass that met only rows the other was moving has ended early.
     work(&rig.relay).await;
     assert_eq!(rig.depth(QUEUE).await.ready, 500);
-    assert_eq!(rig.number("SELECT count(DISTINCT message_id) FROM messaging_queue").await, 500);
+    assert_eq!(rig.number("SELECT count(DISTINCT outbox_ref) FROM messaging_queue").await, 500);
 }
 
 async fn settling_is_fenced_by_the_claim(db: TestDb) {

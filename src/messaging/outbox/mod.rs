@@ -12,6 +12,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::event::{Event, routing_key};
+use super::transport::table::bell_of;
 use crate::clock::{Timestamp, millis, mint_id};
 use crate::db::{Filter, Tx, dialects, fetch_page};
 
@@ -103,14 +104,21 @@ pub async fn append_events(tx: &mut Tx, events: &[Event]) -> sqlx::Result<()> {
     append_many(tx, &entries).await
 }
 
-/// Adds rows, and has the relay woken when this transaction commits.
+/// Adds rows, and has the relay woken when this transaction commits. Where the queues are tables of this database,
+/// rows that are due at once go into them in this same transaction, and there is nothing left for the relay.
 pub async fn append_many(tx: &mut Tx, entries: &[Entry]) -> sqlx::Result<()> {
     if entries.is_empty() {
         return Ok(());
     }
     let now = tx.now();
-    insert_many(tx, entries, now).await?;
-    tx.ring_on_commit(BELL);
+    if tx.hands_on() && entries.iter().all(|entry| entry.delay.is_zero()) {
+        for queue in insert_handed_on(tx, entries, now).await? {
+            tx.ring_on_commit(&bell_of(&queue));
+        }
+    } else {
+        insert_many(tx, entries, now).await?;
+        tx.ring_on_commit(BELL);
+    }
     Ok(())
 }
 
@@ -144,6 +152,8 @@ pub enum Settlement {
 
 dialects! {
     async fn insert_many(entries: &[Entry], now: Timestamp) -> ();
+    /// Inserts rows that go into the queues of this database at once; returns those queues.
+    async fn insert_handed_on(entries: &[Entry], now: Timestamp) -> Vec<String>;
     /// Claims up to `limit` due rows for `claimed_by`, oldest due first; others skip them until the lease ends.
     pub async fn claim_many(claimed_by: Uuid, limit: i64, lease: Duration, now: Timestamp) -> Vec<Claimed>;
     /// Settles rows still claimed by `claimed_by`; a row that another relay has taken over is left to it.

@@ -2,42 +2,66 @@
 
 use std::time::Duration;
 
-use sqlx::PgConnection;
+use sqlx::query::Query;
+use sqlx::{AssertSqlSafe, Database, PgConnection, Postgres, Row};
 use uuid::Uuid;
 
 use super::{Backlog, Claimed, Entry, Settled, Settlement};
 use crate::clock::{Timestamp, millis};
 
 pub async fn insert_many(c: &mut PgConnection, entries: &[Entry], now: Timestamp) -> sqlx::Result<()> {
+    bind_entries(sqlx::query(INSERT), entries, now).bind("pending").execute(c).await.map(drop)
+}
+
+pub async fn insert_handed_on(c: &mut PgConnection, entries: &[Entry], now: Timestamp) -> sqlx::Result<Vec<String>> {
+    let insert = AssertSqlSafe(format!(
+        "WITH written AS ({INSERT} RETURNING id, aggregate_type || '.' || event_type AS routing_key, target),
+         queued AS (
+             INSERT INTO messaging_queue (queue, outbox_ref, enqueued_at)
+             SELECT q.queue, w.id, $14
+             FROM written w CROSS JOIN LATERAL (
+                 SELECT b.queue FROM messaging_bindings b WHERE w.target = '' AND b.routing_key = w.routing_key
+                 UNION ALL SELECT w.target WHERE w.target <> '') q
+             ORDER BY w.id
+             RETURNING queue)
+         SELECT DISTINCT queue FROM queued"
+    ));
+    let rows = bind_entries(sqlx::query(insert), entries, now).bind("published").fetch_all(c).await?;
+    rows.iter().map(|row| row.try_get(0)).collect()
+}
+
+/// Takes the entries' columns, the moment, and the status.
+const INSERT: &str =
+    "INSERT INTO messaging_outbox (id, event_id, kind, group_id, subsidiary_id, aggregate_type, aggregate_id,
+         event_type, body, headers, status, available_at, created_at, correlation_id, causation_id, target, published_at)
+     SELECT id, event_id, kind, group_id, subsidiary_id, aggregate_type, aggregate_id, event_type, body,
+         headers, $16::text, now() + delay_ms * interval '1 ms', $14, correlation_id, causation_id, target,
+         CASE $16::text WHEN 'published' THEN $14::timestamptz END
+     FROM UNNEST($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[],
+         $8::text[], $9::bytea[], $10::text[], $11::bigint[], $12::text[], $13::uuid[], $15::text[])
+         AS row(id, event_id, kind, group_id, subsidiary_id, aggregate_type, aggregate_id, event_type, body,
+             headers, delay_ms, correlation_id, causation_id, target)";
+
+type PgQuery<'q> = Query<'q, Postgres, <Postgres as Database>::Arguments>;
+
+fn bind_entries<'q>(query: PgQuery<'q>, entries: &[Entry], now: Timestamp) -> PgQuery<'q> {
     let text = |of: fn(&Entry) -> &str| entries.iter().map(of).collect::<Vec<&str>>();
-    sqlx::query(
-        "INSERT INTO messaging_outbox (id, event_id, kind, group_id, subsidiary_id, aggregate_type, aggregate_id,
-             event_type, body, headers, status, available_at, created_at, correlation_id, causation_id, target)
-         SELECT id, event_id, kind, group_id, subsidiary_id, aggregate_type, aggregate_id, event_type, body,
-             headers, 'pending', now() + delay_ms * interval '1 ms', $14, correlation_id, causation_id, target
-         FROM UNNEST($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[],
-             $8::text[], $9::bytea[], $10::text[], $11::bigint[], $12::text[], $13::uuid[], $15::text[])
-             AS row(id, event_id, kind, group_id, subsidiary_id, aggregate_type, aggregate_id, event_type, body,
-                 headers, delay_ms, correlation_id, causation_id, target)",
-    )
-    .bind(entries.iter().map(|entry| entry.id).collect::<Vec<_>>())
-    .bind(entries.iter().map(|entry| entry.event_id).collect::<Vec<_>>())
-    .bind(text(|entry| entry.kind.as_str()))
-    .bind(text(|entry| &entry.group_id))
-    .bind(entries.iter().map(|entry| entry.subsidiary_id.as_deref()).collect::<Vec<_>>())
-    .bind(text(|entry| &entry.aggregate_type))
-    .bind(text(|entry| &entry.aggregate_id))
-    .bind(text(|entry| &entry.event_type))
-    .bind(entries.iter().map(|entry| entry.body.as_slice()).collect::<Vec<_>>())
-    .bind(text(|entry| &entry.headers))
-    .bind(entries.iter().map(|entry| millis(entry.delay)).collect::<Vec<_>>())
-    .bind(text(|entry| &entry.correlation_id))
-    .bind(entries.iter().map(|entry| entry.causation_id).collect::<Vec<_>>())
-    .bind(now)
-    .bind(text(|entry| &entry.target))
-    .execute(c)
-    .await
-    .map(drop)
+    query
+        .bind(entries.iter().map(|entry| entry.id).collect::<Vec<_>>())
+        .bind(entries.iter().map(|entry| entry.event_id).collect::<Vec<_>>())
+        .bind(text(|entry| entry.kind.as_str()))
+        .bind(text(|entry| &entry.group_id))
+        .bind(entries.iter().map(|entry| entry.subsidiary_id.as_deref()).collect::<Vec<_>>())
+        .bind(text(|entry| &entry.aggregate_type))
+        .bind(text(|entry| &entry.aggregate_id))
+        .bind(text(|entry| &entry.event_type))
+        .bind(entries.iter().map(|entry| entry.body.as_slice()).collect::<Vec<_>>())
+        .bind(text(|entry| &entry.headers))
+        .bind(entries.iter().map(|entry| millis(entry.delay)).collect::<Vec<_>>())
+        .bind(text(|entry| &entry.correlation_id))
+        .bind(entries.iter().map(|entry| entry.causation_id).collect::<Vec<_>>())
+        .bind(now)
+        .bind(text(|entry| &entry.target))
 }
 
 pub async fn claim_many(

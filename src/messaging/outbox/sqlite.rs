@@ -4,13 +4,37 @@
 use std::time::Duration;
 
 use sqlx::SqliteConnection;
+use sqlx::sqlite::SqliteQueryResult;
 use sqlx::types::Json;
 use uuid::Uuid;
 
 use super::{Backlog, Claimed, Entry, Settled, Settlement};
 use crate::clock::Timestamp;
+use crate::messaging::transport::table;
 
 pub async fn insert_many(c: &mut SqliteConnection, entries: &[Entry], now: Timestamp) -> sqlx::Result<()> {
+    insert(c, entries, "pending", None, now).await.map(drop)
+}
+
+pub async fn insert_handed_on(
+    c: &mut SqliteConnection,
+    entries: &[Entry],
+    now: Timestamp,
+) -> sqlx::Result<Vec<String>> {
+    // One statement of one writer: its rows are numbered without a gap.
+    let last = insert(c, entries, "published", Some(now), now).await?.last_insert_rowid();
+    let count = i64::try_from(entries.len()).unwrap_or(i64::MAX);
+    let rows: Vec<i64> = (last - count + 1..=last).collect();
+    table::sqlite::enqueue(c, &Json(rows), now).await
+}
+
+async fn insert(
+    c: &mut SqliteConnection,
+    entries: &[Entry],
+    status: &'static str,
+    published_at: Option<Timestamp>,
+    now: Timestamp,
+) -> sqlx::Result<SqliteQueryResult> {
     let mut bodies = Vec::with_capacity(entries.iter().map(|entry| entry.body.len()).sum());
     let rows: Vec<_> = entries
         .iter()
@@ -38,18 +62,20 @@ pub async fn insert_many(c: &mut SqliteConnection, entries: &[Entry], now: Times
     sqlx::query(
         // COALESCE: substr of a blob without bytes is NULL, and an empty body is a body
         "INSERT INTO messaging_outbox (id, event_id, kind, group_id, subsidiary_id, aggregate_type, aggregate_id,
-             event_type, body, headers, status, available_at, created_at, correlation_id, causation_id, target)
+             event_type, body, headers, status, available_at, created_at, correlation_id, causation_id, target,
+             published_at)
          SELECT unhex(value ->> 0), unhex(value ->> 1), value ->> 2, value ->> 3, value ->> 4, value ->> 5,
              value ->> 6, value ->> 7, COALESCE(substr($2, value ->> '$[8][0]', value ->> '$[8][1]'), x''),
-             value ->> 9, 'pending', value ->> 10, $3, value ->> 11, unhex(value ->> 12), value ->> 13
+             value ->> 9, $4, value ->> 10, $3, value ->> 11, unhex(value ->> 12), value ->> 13, $5
          FROM jsonb_each($1)",
     )
     .bind(Json(rows))
     .bind(bodies)
     .bind(now)
+    .bind(status)
+    .bind(published_at)
     .execute(c)
     .await
-    .map(drop)
 }
 
 pub async fn claim_many(

@@ -194,7 +194,7 @@ impl Rig {
         let bind = |queue: &str| Binding { consumer: Probe::NAME, queue: queue.to_owned(), keys: Probe::KEYS };
         transport.declare(&Topology { queues: vec![bind(QUEUE), bind(SECOND_QUEUE)] }).await.unwrap();
         let kernel = Kernel {
-            pauses: Pauses::load(db.clone()).await.unwrap(),
+            pauses: Pauses::load(db.clone(), false).await.unwrap(),
             db: db.clone(),
             transport,
             health: Health::default(),

@@ -4,11 +4,14 @@
 //! lock. Settling is fenced by the token, so a consumer that lost its lease cannot settle for its successor. All of
 //! it is bookkeeping that may safely be repeated, hence relaxed transactions: the durable commit is the effect's.
 //!
+//! A message from the outbox is not copied: its queue row points at the outbox row, whose bytes are read when it is
+//! delivered. So an outbox row must be kept for as long as a queue row points at it.
+//!
 //! The relay has no network to cross here, so [`publish_due`] moves due outbox rows into their queues within one
 //! transaction, without claim or lease, and no row can be published but unmarked.
 
 mod pg;
-mod sqlite;
+pub(in crate::messaging) mod sqlite;
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -34,7 +37,7 @@ pub struct TableQueue {
 }
 
 /// A row of the queue, as claimed.
-pub(super) struct Row {
+pub struct Row {
     pub id: i64,
     pub message_id: Option<String>,
     pub routing_key: String,

@@ -27,12 +27,10 @@ pub async fn move_due(c: &mut PgConnection, limit: i64, now: Timestamp) -> sqlx:
          moved AS (
              UPDATE messaging_outbox o SET status = 'published', published_at = $2, claimed_by = NULL, last_error = NULL
              FROM due WHERE o.id = due.id
-             RETURNING o.id, o.aggregate_type || '.' || o.event_type AS routing_key, o.correlation_id, o.headers,
-                 o.body, o.target, CASE o.kind WHEN 'redrive' THEN o.headers::json ->> 'x-message-id'
-                     ELSE o.event_id::text END AS message_id),
+             RETURNING o.id, o.aggregate_type || '.' || o.event_type AS routing_key, o.target),
          queued AS (
-             INSERT INTO messaging_queue (queue, message_id, routing_key, correlation_id, headers, body, enqueued_at)
-             SELECT q.queue, m.message_id, m.routing_key, m.correlation_id, m.headers, m.body, $2
+             INSERT INTO messaging_queue (queue, outbox_ref, enqueued_at)
+             SELECT q.queue, m.id, $2
              FROM moved m CROSS JOIN LATERAL (
                  SELECT b.queue FROM messaging_bindings b WHERE m.target = '' AND b.routing_key = m.routing_key
                  UNION ALL SELECT m.target WHERE m.target <> '') q
@@ -59,11 +57,17 @@ pub async fn claim(
         "WITH next AS MATERIALIZED (
              SELECT id FROM messaging_queue
              WHERE queue = $1 AND (lease_until IS NULL OR lease_until <= now())
-             ORDER BY id LIMIT $3 FOR UPDATE SKIP LOCKED)
-         UPDATE messaging_queue q SET lock_token = $2, lease_until = now() + $4 * interval '1 ms',
-             deliveries = deliveries + 1
-         FROM next WHERE q.id = next.id
-         RETURNING q.id, q.message_id, q.routing_key, q.correlation_id, q.headers, q.body, q.x_death, q.deliveries",
+             ORDER BY id LIMIT $3 FOR UPDATE SKIP LOCKED),
+         claimed AS (
+             UPDATE messaging_queue q SET lock_token = $2, lease_until = now() + $4 * interval '1 ms',
+                 deliveries = deliveries + 1
+             FROM next WHERE q.id = next.id RETURNING q.*)
+         SELECT c.id, CASE WHEN o.id IS NULL THEN c.message_id
+                 WHEN o.kind = 'redrive' THEN o.headers::json ->> 'x-message-id' ELSE o.event_id::text END,
+             COALESCE(c.routing_key, o.aggregate_type || '.' || o.event_type),
+             COALESCE(c.correlation_id, o.correlation_id), COALESCE(c.headers, o.headers), COALESCE(c.body, o.body),
+             c.x_death, c.deliveries
+         FROM claimed c LEFT JOIN messaging_outbox o ON o.id = c.outbox_ref",
     )
     .bind(queue)
     .bind(token)
