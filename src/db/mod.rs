@@ -345,8 +345,8 @@ async fn open_sqlite(options: &Options, path: &Path) -> anyhow::Result<Engine> {
         .foreign_keys(true)
         .busy_timeout(options.busy_timeout)
         .disable_statement_logging()
-        // Checkpointing every 4,000 pages rather than 1,000 keeps it off the back of most commits.
-        .pragma("wal_autocheckpoint", "4000")
+        // Checkpointing every 8,000 pages rather than 1,000 keeps it off the back of most commits.
+        .pragma("wal_autocheckpoint", "8000")
         // Rows cross from SQLite's thread to ours through a buffer; a batch should fit in one go.
         .row_buffer_size(1024)
         .pragma("cache_size", "-8192");
