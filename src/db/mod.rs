@@ -10,58 +10,28 @@
 
 mod filter;
 mod migrate;
+mod open;
 mod trouble;
 mod wakes;
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
-use anyhow::{Context, bail};
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
-use sqlx::{ConnectOptions, PgPool, Postgres, Sqlite, SqlitePool, Transaction};
+use anyhow::Context;
+use sqlx::{PgPool, Postgres, Sqlite, SqlitePool, Transaction};
 
 pub(crate) use filter::fetch_page;
 pub use filter::{Filter, Value};
+pub use open::Options;
 pub use trouble::Trouble;
 pub use wakes::{Bell, Wakes};
 
 use crate::clock::{Clock, Timestamp};
 
-/// The first SQLite whose WAL cannot be corrupted by two connections resetting it at once.
-const SQLITE_VERSION_MIN: (u32, u32, u32) = (3, 51, 3);
-const SQLITE_READERS: u32 = 4;
 /// `IF NOT EXISTS` does not keep two Postgres sessions from creating one table at once; this lock does.
 const SCHEMA_LOCK: i64 = 0x5354_4f43_4b41_4445;
-
-/// How to open a database; every limit has its setting in `config.rs`.
-#[derive(Debug, Clone)]
-pub struct Options {
-    /// `sqlite:path` or `postgres://…`
-    pub url: String,
-    pub connections_max: u32,
-    pub acquire_timeout: Duration,
-    pub busy_timeout: Duration,
-    /// Stop growing at this many pages (SQLite), as a disk that is full would; 0 is no limit.
-    pub pages_max: u32,
-}
-
-impl Options {
-    pub fn new(url: impl Into<String>) -> Self {
-        Self {
-            url: url.into(),
-            connections_max: 20,
-            acquire_timeout: Duration::from_secs(5),
-            busy_timeout: Duration::from_secs(5),
-            pages_max: 0,
-        }
-    }
-}
 
 /// An open database. Clones share its pools.
 #[derive(Clone)]
@@ -101,10 +71,7 @@ pub enum Conn {
 impl Db {
     /// Opens the database for a server, creating and migrating it as needed.
     pub async fn open(options: &Options, clock: Clock) -> anyhow::Result<Self> {
-        let engine = match sqlite_path(&options.url)? {
-            Some(path) => open_sqlite(options, &path).await?,
-            None => Engine::Postgres(open_postgres(options).await?),
-        };
+        let engine = open::to_serve(options).await?;
         let db = Self { engine, wakes: Wakes::default(), clock, hands_on: Arc::default() };
         migrate::run(&db.engine).await.context("cannot migrate the database")?;
         Ok(db)
@@ -127,13 +94,7 @@ impl Db {
 
     /// Opens an existing database to look at it, beside the server that owns it.
     pub async fn open_read_only(options: &Options, clock: Clock) -> anyhow::Result<Self> {
-        let engine = match sqlite_path(&options.url)? {
-            Some(path) => {
-                let readers = sqlite_readers(options, &path).await?;
-                Engine::Sqlite { writer: readers.clone(), readers, _lock: None }
-            }
-            None => Engine::Postgres(open_postgres(options).await?),
-        };
+        let engine = open::to_look(options).await?;
         Ok(Self { engine, wakes: Wakes::default(), clock, hands_on: Arc::default() })
     }
 
@@ -297,138 +258,3 @@ macro_rules! dialects {
     )+};
 }
 pub(crate) use dialects;
-
-/// The path of a `sqlite:` URL, or `None` for Postgres.
-fn sqlite_path(url: &str) -> anyhow::Result<Option<PathBuf>> {
-    if let Some(rest) = url.strip_prefix("sqlite:") {
-        let path = rest.strip_prefix("//").unwrap_or(rest);
-        if path.is_empty() || path.starts_with(":memory:") || path.contains('?') {
-            bail!("`{url}` is not a database file; give a path, as in sqlite:stockade.db");
-        }
-        return Ok(Some(PathBuf::from(path)));
-    }
-    if url.starts_with("postgres://") || url.starts_with("postgresql://") {
-        return Ok(None);
-    }
-    bail!("the database URL must start with sqlite: or postgres://")
-}
-
-async fn open_postgres(options: &Options) -> anyhow::Result<PgPool> {
-    let connect = PgConnectOptions::from_str(&options.url)
-        .context("the Postgres URL cannot be read")?
-        .application_name("stockade")
-        .disable_statement_logging()
-        // A statement that hangs must not hold locks for ever; ours take milliseconds.
-        .options([("statement_timeout", "30s"), ("idle_in_transaction_session_timeout", "60s")]);
-    let pool = PgPoolOptions::new()
-        .max_connections(options.connections_max)
-        .acquire_timeout(options.acquire_timeout)
-        .connect_with(connect)
-        .await
-        .context("cannot connect to Postgres")?;
-    for setting in ["synchronous_commit", "fsync"] {
-        let value: String = sqlx::query_scalar("SELECT current_setting($1)").bind(setting).fetch_one(&pool).await?;
-        if value == "off" {
-            bail!("Postgres has {setting} = off: orders that were answered could be lost; turn it on");
-        }
-    }
-    Ok(pool)
-}
-
-async fn open_sqlite(options: &Options, path: &Path) -> anyhow::Result<Engine> {
-    let lock = lock_beside(path)?;
-    let connect = SqliteConnectOptions::new()
-        .filename(path)
-        .create_if_missing(true)
-        .journal_mode(SqliteJournalMode::Wal)
-        .synchronous(SqliteSynchronous::Full)
-        .foreign_keys(true)
-        .busy_timeout(options.busy_timeout)
-        .disable_statement_logging()
-        // Checkpointing every 8,000 pages rather than 1,000 keeps it off the back of most commits.
-        .pragma("wal_autocheckpoint", "8000")
-        // Rows cross from SQLite's thread to ours through a buffer; a batch should fit in one go.
-        .row_buffer_size(1024)
-        .pragma("cache_size", "-8192");
-    let connect = match options.pages_max {
-        0 => connect,
-        pages => connect.pragma("max_page_count", pages.to_string()),
-    };
-    let writer = SqlitePoolOptions::new()
-        .max_connections(1)
-        .acquire_timeout(options.acquire_timeout)
-        .connect_with(connect)
-        .await
-        .with_context(|| format!("cannot open the database file {}", path.display()))?;
-    let version: String = sqlx::query_scalar("SELECT sqlite_version()").fetch_one(&writer).await?;
-    check_sqlite_version(&version)?;
-    Ok(Engine::Sqlite { writer, readers: sqlite_readers(options, path).await?, _lock: Some(Arc::new(lock)) })
-}
-
-async fn sqlite_readers(options: &Options, path: &Path) -> anyhow::Result<SqlitePool> {
-    let connect = SqliteConnectOptions::new()
-        .filename(path)
-        .read_only(true)
-        .busy_timeout(options.busy_timeout)
-        .disable_statement_logging();
-    SqlitePoolOptions::new()
-        .max_connections(SQLITE_READERS)
-        .acquire_timeout(options.acquire_timeout)
-        .connect_with(connect)
-        .await
-        .with_context(|| format!("cannot open the database file {} for reading", path.display()))
-}
-
-/// Keeps a second server off the file: two writers would each believe in their own wake-ups and leases.
-fn lock_beside(path: &Path) -> anyhow::Result<File> {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".lock");
-    let file = File::options()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(&name)
-        .with_context(|| format!("cannot create {}", Path::new(&name).display()))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(std::fs::TryLockError::WouldBlock) => bail!(
-            "another stockade process serves {}; stop it, or give this one another STOCKADE_DATABASE_URL",
-            path.display()
-        ),
-        Err(std::fs::TryLockError::Error(error)) => Err(error).context("cannot lock the database file"),
-    }
-}
-
-fn check_sqlite_version(version: &str) -> anyhow::Result<()> {
-    let mut parts = version.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
-    let mut next = || parts.next().unwrap_or(0);
-    if (next(), next(), next()) < SQLITE_VERSION_MIN {
-        let (major, minor, patch) = SQLITE_VERSION_MIN;
-        bail!("SQLite {version} may corrupt its WAL; build with {major}.{minor}.{patch} or newer");
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_sqlite_url_names_its_file_with_or_without_slashes() {
-        for url in ["sqlite:a/b.db", "sqlite://a/b.db"] {
-            assert_eq!(sqlite_path(url).unwrap(), Some(PathBuf::from("a/b.db")));
-        }
-        assert_eq!(sqlite_path("sqlite:///tmp/b.db").unwrap(), Some(PathBuf::from("/tmp/b.db")));
-        assert_eq!(sqlite_path("postgres://localhost/x").unwrap(), None);
-        for bad in ["sqlite::memory:", "sqlite:", "mysql://x", "stockade.db"] {
-            assert!(sqlite_path(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn an_old_sqlite_library_is_refused() {
-        assert!(check_sqlite_version("3.51.2").is_err());
-        assert!(check_sqlite_version("3.51.3").is_ok());
-        assert!(check_sqlite_version("4.0.0").is_ok());
-    }
-}

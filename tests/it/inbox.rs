@@ -101,6 +101,21 @@ async fn a_retrying_event_that_is_due_runs(db: TestDb) {
     assert_eq!((row.state.as_str(), row.attempts, row.duplicates), ("processed", 2, 0));
 }
 
+async fn the_retry_that_a_row_waits_for_runs_whatever_the_clock_says(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let event = told("note");
+    rig.plant(&event, State::Retrying, Some(AGES)).await;
+    let after = |attempts: i32| serde_json::Map::from_iter([("x-attempts".to_owned(), attempts.into())]);
+    rig.deliver_raw(&event.to_body(), None, after(0), 1).await;
+    rig.settle().await;
+    assert_eq!(rig.effects(&event).await, 0, "that was an earlier one");
+    rig.deliver_raw(&event.to_body(), None, after(1), 1).await;
+    rig.settle().await;
+    assert_eq!(rig.effects(&event).await, 1);
+    let row = rig.inbox(&event).await.unwrap();
+    assert_eq!((row.state.as_str(), row.attempts, row.duplicates), ("processed", 2, 1));
+}
+
 async fn a_dead_event_is_rejected_again_and_keeps_its_one_open_letter(db: TestDb) {
     let rig = Rig::new(&db).await;
     let event = told("reject");
@@ -180,6 +195,7 @@ each_database!(
     a_waiting_event_is_counted_and_acknowledged,
     a_retrying_event_that_is_not_due_is_counted_and_acknowledged,
     a_retrying_event_that_is_due_runs,
+    the_retry_that_a_row_waits_for_runs_whatever_the_clock_says,
     a_dead_event_is_rejected_again_and_keeps_its_one_open_letter,
     a_processing_event_runs_since_its_effect_is_inside,
     a_redriven_event_starts_over_and_is_processed,

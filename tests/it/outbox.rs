@@ -57,6 +57,31 @@ async fn an_event_goes_to_every_queue_bound_to_its_key(db: TestDb) {
     assert_eq!(rig.relay.try_once().await.unwrap(), 0, "each goes out once");
 }
 
+async fn an_event_goes_into_its_queues_with_the_commit_that_writes_it(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    rig.db.set_hands_on(true);
+    let (told, undone) = (told("note"), told("note"));
+    rig.tell(std::slice::from_ref(&told)).await;
+    let mut tx = rig.db.begin().await.unwrap();
+    outbox::append_events(&mut tx, std::slice::from_ref(&undone)).await.unwrap();
+    drop(tx);
+    let row = find(&rig, told.event_id).await.unwrap();
+    assert_eq!((row.status.as_str(), row.published_at.is_some()), ("published", true));
+    assert_eq!((rig.depth(QUEUE).await.ready, rig.depth(SECOND_QUEUE).await.ready), (1, 1));
+    assert_eq!(rig.relay.try_once().await.unwrap(), 0, "nothing is left for the relay");
+    assert_eq!(rig.consume().await, 1);
+    assert_eq!((rig.effects(&told).await, rig.effects(&undone).await), (1, 0));
+    // What has a delay waits for the relay all the same.
+    let mut tx = rig.db.begin().await.unwrap();
+    let later = Entry::retry(&told, &told.to_body(), QUEUE, 1, Duration::from_secs(30));
+    outbox::append_many(&mut tx, &[later]).await.unwrap();
+    tx.commit().await.unwrap();
+    assert_eq!(rig.depth(QUEUE).await.ready, 0);
+    rig.advance(Duration::from_secs(31)).await;
+    assert_eq!(rig.relay.try_once().await.unwrap(), 1);
+    assert_eq!(rig.depth(QUEUE).await.ready, 1);
+}
+
 async fn an_event_no_queue_is_bound_to_is_published_to_nobody(db: TestDb) {
     let rig = Rig::new(&db).await;
     let lonely = event("probe.ignored", json!({}));
@@ -314,6 +339,7 @@ each_database!(
     an_event_exists_only_if_its_transaction_commits,
     a_row_committed_late_is_not_skipped,
     an_event_goes_to_every_queue_bound_to_its_key,
+    an_event_goes_into_its_queues_with_the_commit_that_writes_it,
     an_event_no_queue_is_bound_to_is_published_to_nobody,
     a_pass_takes_a_batch_and_the_next_one_goes_on,
     a_claimed_row_is_skipped_by_others_until_its_lease_ends,
