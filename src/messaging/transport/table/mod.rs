@@ -26,6 +26,12 @@ use crate::db::{Bell, Db, Tx, dialects};
 const HEARTBEAT_EVERY: Duration = Duration::from_secs(5);
 const HEARTBEAT_STALE: Duration = Duration::from_secs(15);
 
+/// Acknowledged rows leave dead entries at the low end of Postgres' index, and while any transaction is held open they
+/// cannot be cleared: a claim that began at the very start would wade through all of them. So most claims begin this
+/// far below the newest message taken, which covers what was committed late, and one a second begins at the start.
+const LOOK_BACK: i64 = 10_000;
+const LOOK_FROM_START_EVERY: Duration = Duration::from_secs(1);
+
 pub fn bell_of(queue: &str) -> String {
     format!("queue {queue}")
 }
@@ -58,7 +64,8 @@ pub struct Moved {
 dialects! {
     /// Moves up to `limit` due outbox rows into the queues they are meant for and marks them published.
     async fn move_due(limit: i64, now: Timestamp) -> Moved;
-    async fn claim(queue: &str, token: Uuid, limit: i64, lease: Duration, now: Timestamp) -> Vec<Row>;
+    /// Claims up to `limit` free rows whose id is above `after`, lowest first.
+    async fn claim(queue: &str, after: i64, token: Uuid, limit: i64, lease: Duration, now: Timestamp) -> Vec<Row>;
     async fn renew(ids: &[i64], token: Uuid, lease: Duration, now: Timestamp) -> u64;
     async fn delete(ids: &[i64], token: Uuid) -> u64;
     async fn give_back(ids: &[i64], token: Uuid) -> u64;
@@ -144,6 +151,8 @@ impl TableQueue {
             queue: queue.to_owned(),
             bell: self.db.wakes().bell(&bell_of(queue)),
             looked_in_vain: false,
+            newest_taken: 0,
+            looked_from_start: None,
             last_beat: None,
             taken: HashMap::new(),
         }
@@ -172,6 +181,8 @@ pub struct TableSubscription {
     bell: Bell,
     /// The last look found less than it asked for, so the next one waits for the bell.
     looked_in_vain: bool,
+    newest_taken: i64,
+    looked_from_start: Option<Timestamp>,
     last_beat: Option<Timestamp>,
     /// The routing key and earlier deaths of what is held, for the record of a rejection.
     taken: HashMap<i64, (String, serde_json::Value)>,
@@ -199,8 +210,14 @@ impl TableSubscription {
             self.last_beat = Some(now);
         }
         let limit = i64::try_from(max).unwrap_or(i64::MAX);
-        let mut rows = claim(&mut tx, &self.queue, token, limit, self.table.lease, now).await?;
+        let from_start = self.looked_from_start.is_none_or(|last| now.since(last) >= LOOK_FROM_START_EVERY);
+        let after = if from_start { i64::MIN } else { self.newest_taken - LOOK_BACK };
+        let mut rows = claim(&mut tx, &self.queue, after, token, limit, self.table.lease, now).await?;
         tx.commit().await?;
+        if from_start {
+            self.looked_from_start = Some(now);
+        }
+        self.newest_taken = rows.iter().map(|row| row.id).fold(self.newest_taken, i64::max);
         self.looked_in_vain = rows.len() < max;
         rows.sort_unstable_by_key(|row| row.id);
         Ok(rows.into_iter().map(|row| self.deliver(row, token)).collect())

@@ -48,6 +48,7 @@ pub async fn move_due(c: &mut PgConnection, limit: i64, now: Timestamp) -> sqlx:
 pub async fn claim(
     c: &mut PgConnection,
     queue: &str,
+    after: i64,
     token: Uuid,
     limit: i64,
     lease: Duration,
@@ -56,8 +57,8 @@ pub async fn claim(
     let rows: Vec<Columns> = sqlx::query_as(
         "WITH next AS MATERIALIZED (
              SELECT id FROM messaging_queue
-             WHERE queue = $1 AND (lease_until IS NULL OR lease_until <= now())
-             ORDER BY id LIMIT $3 FOR UPDATE SKIP LOCKED),
+             WHERE queue = $1 AND id > $5 AND (lease_until IS NULL OR lease_until <= now())
+             ORDER BY queue, id LIMIT $3 FOR UPDATE SKIP LOCKED),
          claimed AS (
              UPDATE messaging_queue q SET lock_token = $2, lease_until = now() + $4 * interval '1 ms',
                  deliveries = deliveries + 1
@@ -73,6 +74,7 @@ pub async fn claim(
     .bind(token)
     .bind(limit)
     .bind(millis(lease))
+    .bind(after)
     .fetch_all(c)
     .await?;
     Ok(rows.into_iter().map(Row::from).collect())

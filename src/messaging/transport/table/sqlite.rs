@@ -69,6 +69,7 @@ pub(in crate::messaging) async fn enqueue(
 pub async fn claim(
     c: &mut SqliteConnection,
     queue: &str,
+    after: i64,
     token: Uuid,
     limit: i64,
     lease: Duration,
@@ -85,12 +86,13 @@ pub async fn claim(
              length(COALESCE(q.body, o.body)), q.x_death, q.deliveries + 1)),
              CAST(group_concat(CAST(COALESCE(q.body, o.body) AS TEXT), '') AS BLOB)
          FROM (SELECT * FROM messaging_queue
-             WHERE queue = $1 AND (lease_until IS NULL OR lease_until <= $2) ORDER BY id LIMIT $3) AS q
+             WHERE queue = $1 AND id > $4 AND (lease_until IS NULL OR lease_until <= $2) ORDER BY id LIMIT $3) AS q
          LEFT JOIN messaging_outbox o ON o.seq = q.outbox_ref",
     )
     .bind(queue)
     .bind(now)
     .bind(limit)
+    .bind(after)
     .fetch_one(&mut *c)
     .await?;
     let rows = read_rows(&found, &bodies.unwrap_or_default())?;
