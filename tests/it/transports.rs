@@ -372,11 +372,47 @@ mod leases {
         assert!(!rig.is_postgres() || started.elapsed() >= lease - Duration::from_millis(50));
     }
 
+    async fn a_message_far_below_the_newest_taken_is_found_again(db: TestDb) {
+        let rig = Rig::new(&db).await;
+        let (old, new) = (told("note"), told("note"));
+        rig.deliver(&old, 1).await;
+        let mut subscription = rig.subscribe(QUEUE).await;
+        assert_eq!(subscription.take(9).await.unwrap().len(), 1);
+        // Far more messages have come and gone than a claim looks back over.
+        rig.execute(match rig.is_postgres() {
+            true => "ALTER TABLE messaging_queue ALTER COLUMN id RESTART WITH 1000000",
+            false => "UPDATE sqlite_sequence SET seq = 1000000 WHERE name = 'messaging_queue'",
+        })
+        .await;
+        rig.deliver(&new, 1).await;
+        assert_eq!(subscription.take(9).await.unwrap().len(), 1);
+        rig.advance(LEASE * 2).await;
+        let mut found = Vec::new();
+        while found.len() < 2 {
+            let taken = tokio::time::timeout(Duration::from_secs(30), async {
+                loop {
+                    let taken = subscription.take(9).await.unwrap();
+                    if !taken.is_empty() {
+                        return taken;
+                    }
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            });
+            found.extend(taken.await.expect("both come back on the same subscription"));
+        }
+        assert_eq!(found.len(), 2);
+    }
+
     /// The SELECT for the end of the one lease there is, in milliseconds.
     fn lease_until(rig: &Rig) -> String {
         let column = if rig.is_postgres() { "extract(epoch FROM lease_until) * 1000" } else { "lease_until" };
         format!("SELECT CAST({column} AS bigint) FROM messaging_queue")
     }
 
-    each_database!(keeping_renews_the_lease, a_lost_lease_cannot_be_renewed_back, a_lease_runs_out_by_itself);
+    each_database!(
+        keeping_renews_the_lease,
+        a_lost_lease_cannot_be_renewed_back,
+        a_lease_runs_out_by_itself,
+        a_message_far_below_the_newest_taken_is_found_again,
+    );
 }
