@@ -33,6 +33,7 @@ use crate::notifications::reactions::Notifications;
 use crate::numbers::Numbers;
 use crate::operations::{self, Operations, lab};
 use crate::orders::desk::{Clerk, Desk};
+use crate::orders::expiry::{self, Expiry};
 use crate::orders::http::OrdersApi;
 use crate::orders::reactions::Orders;
 use crate::{http, inventory, notifications, orders};
@@ -77,7 +78,7 @@ impl Member {
 impl Builder {
     pub fn new(settings: Settings) -> Self {
         let members = vec![
-            Member::of(Orders, settings.runs(Part::Orders)),
+            Member::of(Orders { hold: settings.hold_time }, settings.runs(Part::Orders)),
             Member::of(Inventory { numbers: Arc::new(Numbers::new("RES")) }, settings.runs(Part::Inventory)),
             Member::of(Notifications, settings.runs(Part::Notifications)),
         ];
@@ -234,6 +235,10 @@ fn spawn_all(
     for member in members.into_iter().filter(|member| member.runs_here) {
         let kernel = kernel.clone();
         lifecycle.spawn(Stage::Work, member.consumer, |stop| (member.start)(kernel, stop));
+    }
+    if settings.runs(Part::Orders) {
+        let expiry = Expiry::new(kernel.db.clone(), &kernel.health);
+        lifecycle.spawn(Stage::Work, expiry::NAME, |stop| expiry.run(stop));
     }
     lifecycle.spawn(Stage::Work, "desk", |stop| clerk.run(stop));
     lifecycle.spawn(Stage::Http, "http", |stop| serve(listener, router, stop));

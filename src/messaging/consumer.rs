@@ -355,6 +355,7 @@ impl<R: Reaction> Consumer<R> {
         };
         match outcome {
             Outcome::Done => (mark(State::Processed, None, None, None), Settle::Ack),
+            Outcome::Moot { why } => (mark(State::Processed, None, Some("moot"), Some(why)), Settle::Ack),
             Outcome::Reject { reason, error } => {
                 tracing::warn!(
                     consumer = R::NAME, event.id = %event_id, reason, %error, "DEAD LETTER {} {}", R::NAME, message.key

@@ -75,6 +75,10 @@ pub trait Reaction: Send + Sync + 'static {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     Done,
+    /// Done, and there was nothing to do: what it would have changed has moved on. The inbox keeps why.
+    Moot {
+        why: String,
+    },
     /// Failed for now: run again later.
     Retry {
         error: String,
@@ -87,6 +91,10 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    pub fn moot(why: impl Into<String>) -> Self {
+        Self::Moot { why: why.into() }
+    }
+
     pub fn retry(error: impl Into<String>) -> Self {
         Self::Retry { error: error.into() }
     }

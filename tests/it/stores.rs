@@ -18,15 +18,17 @@ use stockade::notifications::store::{self as notifications, NewNotice};
 use stockade::numbers::Numbers;
 use stockade::orders::desk::Desk;
 use stockade::orders::events::{Item, Price, Quantity, Sku};
-use stockade::orders::model::{Order, OrderId, Placing, Request, Status};
-use stockade::orders::service::{self, Answer, Placed, Submission};
-use stockade::orders::store::{self as orders, Key, KeyUse};
+use stockade::orders::expiry::Expiry;
+use stockade::orders::model::{Order, OrderId, Placing, Request, Status, Step};
+use stockade::orders::service::{self, Answer, Placed, StepRequest, Stepped, Submission};
+use stockade::orders::store::{self as orders, Key, KeyUse, StepKey, Taken};
 use uuid::Uuid;
 
 use crate::support::kernel::{AGES, KEY, QUEUE, Rig, event, many, told};
 use crate::support::{TestDb, each_database};
 
 const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
+const HOLD: Duration = Duration::from_secs(900);
 
 // Orders.
 
@@ -80,11 +82,12 @@ async fn an_order_is_answered_once(db: TestDb) {
         answer(&placed[2], "g", Status::Reserved, None), // another tenant's order
     ];
     let later = NOW.plus(Duration::from_secs(1));
-    orders::answer_many(&mut tx, &first, later).await.unwrap();
+    assert_eq!(orders::answer_many(&mut tx, &first, HOLD, later).await.unwrap(), 2);
     let second = [answer(&placed[0], "g", Status::Rejected, Some("too late"))];
-    orders::answer_many(&mut tx, &second, later.plus(AGES)).await.unwrap();
+    assert_eq!(orders::answer_many(&mut tx, &second, HOLD, later.plus(AGES)).await.unwrap(), 0);
     let all = orders::list(&mut tx, of_group(10)).await.unwrap();
     assert_eq!((all[1].status, &all[1].reason, all[1].updated_at), (Status::Reserved, &None, later));
+    assert!(all[1].hold_expires_at.is_some() && all[0].hold_expires_at.is_none(), "only what is reserved is held");
     assert_eq!((all[0].status, all[0].reason.as_deref()), (Status::Rejected, Some("Insufficient A: need 1, have 0")));
     let foreign = orders::list(&mut tx, orders::Query { group_id: "h".into(), ..of_group(1) }).await.unwrap();
     assert_eq!((foreign[0].status, foreign[0].updated_at), (Status::Placed, NOW));
@@ -101,6 +104,121 @@ async fn a_key_stands_for_its_first_use(db: TestDb) {
     assert_eq!(standing, [uses[1].clone(), uses[2].clone(), uses[3].clone()], "by tenant and key, in order");
     let elsewhere = Key { route: "POST /v1/elsewhere", ..key("g", "two", &uses[3]) };
     assert_eq!(orders::claim_keys(&mut tx, &[elsewhere], NOW).await.unwrap(), uses[3..], "and by route");
+}
+
+async fn an_order_moves_only_from_the_state_it_was_met_in(db: TestDb) {
+    let mut tx = begin(&db).await;
+    let placed = [order("g", "a", 1, &[("A", 1, 5)]), order("g", "a", 2, &[("A", 1, 0)]), order("h", "a", 1, &[])];
+    orders::insert_many(&mut tx, &placed).await.unwrap();
+    let mut keys = [("g", placed[1].id), ("g", placed[0].id), ("h", placed[0].id), ("g", OrderId(mint_id()))];
+    keys.sort_unstable();
+    let locked = orders::lock_many(&mut tx, &keys).await.unwrap();
+    assert_eq!(locked.iter().map(|(order, _)| order.id).collect::<Vec<_>>(), [placed[0].id, placed[1].id]);
+    let (standing, changed) = &locked[0];
+    assert_eq!((standing.status, standing.total.get(), *changed), (Status::Placed, 5, NOW));
+    assert_eq!((standing.customer_id.as_str(), standing.currency.as_str()), ("a", "USD"));
+    assert_eq!((&standing.subsidiary_id, standing.correlation_id.as_str()), (&Some("s".to_owned()), "c"));
+
+    let taken = |n: usize, from, to, reason| Taken { group_id: "g", id: placed[n].id, from, to, reason };
+    let later = NOW.plus(AGES);
+    let moves =
+        [taken(0, Status::Placed, Status::Cancelled, Some("why")), taken(1, Status::Placed, Status::Reserved, None)];
+    orders::take_many(&mut tx, &moves, later).await.unwrap();
+    let all = orders::list(&mut tx, of_group(10)).await.unwrap();
+    assert_eq!((all[1].status, all[1].reason.as_deref(), all[1].updated_at), (Status::Cancelled, Some("why"), later));
+    assert_eq!((all[0].status, &all[0].reason), (Status::Reserved, &None));
+    let late = [taken(0, Status::Placed, Status::Paid, None), taken(1, Status::Reserved, Status::Paid, None)];
+    let refused = orders::take_many(&mut tx, &late, later).await.unwrap_err();
+    assert!(matches!(refused, sqlx::Error::RowNotFound), "{refused}");
+}
+
+async fn a_step_key_is_written_once_per_scope(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let key = |group_id, route, key, n: u8| StepKey {
+        group_id,
+        route,
+        key,
+        fingerprint: [n; 32],
+        order_id: OrderId(mint_id()),
+    };
+    let keys = [key("g", "pay", "one", 1), key("g", "cancel", "one", 2), key("h", "pay", "one", 3)];
+    let mut tx = rig.db.begin().await.unwrap();
+    orders::insert_step_keys(&mut tx, &keys, NOW).await.unwrap();
+    orders::insert_step_keys(&mut tx, &[], NOW).await.unwrap();
+    tx.commit().await.unwrap();
+    let again = fails(&rig.db, async |tx| orders::insert_step_keys(tx, &[key("g", "pay", "one", 4)], NOW).await).await;
+    assert!(again.is_unique_violation(), "{again}");
+    let mut tx = rig.db.begin().await.unwrap();
+    let asked = [key("g", "pay", "one", 9), key("g", "cancel", "one", 9), key("g", "fulfil", "one", 9)];
+    let found = orders::find_step_keys(&mut tx, &asked).await.unwrap();
+    assert_eq!(found.len(), 2);
+    assert_eq!((found[&asked[0].scope()], found[&asked[1].scope()]), ([1; 32], [2; 32]));
+    assert!(orders::find_step_keys(&mut tx, &[]).await.unwrap().is_empty());
+}
+
+/// Reserved orders, each held for `HOLD` from now on.
+async fn held(db: &Db, count: u32) -> Vec<Order> {
+    let placed: Vec<Order> = (0..count).map(|n| order("g", "a", n, &[("A", 1, 5)])).collect();
+    let mut tx = db.begin().await.unwrap();
+    orders::insert_many(&mut tx, &placed).await.unwrap();
+    let answers: Vec<Answer> = placed
+        .iter()
+        .map(|order| Answer { group_id: "g".into(), order_id: order.id, status: Status::Reserved, reason: None })
+        .collect();
+    let now = tx.now();
+    assert_eq!(orders::answer_many(&mut tx, &answers, HOLD, now).await.unwrap(), u64::from(count));
+    tx.commit().await.unwrap();
+    placed
+}
+
+async fn holds_end_in_their_time_and_only_of_orders_still_reserved(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let placed = held(&rig.db, 5).await;
+    let expiry = Expiry::new(rig.db.clone(), &Health::default());
+    assert_eq!(expiry.try_once().await.unwrap(), 0, "nothing is over yet");
+    rig.advance(HOLD - Duration::from_secs(30)).await;
+    assert_eq!(expiry.try_once().await.unwrap(), 0);
+    let steps = [
+        Step::Pay { amount: 5.try_into().unwrap(), currency: "USD".to_owned().try_into().unwrap() },
+        Step::Cancel { reason: None },
+    ];
+    let mut tx = rig.db.begin().await.unwrap();
+    for (order, step) in placed.iter().zip(steps) {
+        let request = StepRequest { group_id: "g".into(), order_id: order.id, step, key: None };
+        assert_eq!(service::step_many(&mut tx, &[&request]).await.unwrap(), [Stepped::Done]);
+    }
+    tx.commit().await.unwrap();
+    rig.advance(Duration::from_secs(31)).await;
+    assert_eq!(expiry.try_once().await.unwrap(), 3);
+    assert_eq!(expiry.try_once().await.unwrap(), 0);
+    let mut tx = rig.db.begin().await.unwrap();
+    let all = orders::list(&mut tx, of_group(10)).await.unwrap();
+    let expired: Vec<&Order> = all.iter().filter(|order| order.status == Status::Expired).collect();
+    assert_eq!(expired.len(), 3);
+    assert!(expired.iter().all(|order| order.hold_expires_at.is_some() && order.reason.is_some()));
+    drop(tx);
+    assert_eq!(rig.number("SELECT count(*) FROM messaging_outbox WHERE event_type = 'expired'").await, 3);
+}
+
+async fn several_sweeps_at_once_expire_each_order_once(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    held(&rig.db, 1200).await;
+    rig.advance(HOLD + Duration::from_secs(1)).await;
+    let health = Health::default();
+    let sweeps: Vec<Expiry> = (0..3).map(|_| Expiry::new(rig.db.clone(), &health)).collect();
+    let expired = futures_util::future::join_all(sweeps.iter().map(async |sweep| {
+        let mut expired = 0;
+        // One that passes by what others hold finds nothing, and looks again.
+        for _ in 0..20 {
+            expired += sweep.try_once().await.unwrap();
+        }
+        expired
+    }))
+    .await;
+    assert_eq!(expired.iter().sum::<usize>(), 1200);
+    let told = "SELECT count(DISTINCT aggregate_id) FROM messaging_outbox WHERE event_type = 'expired'";
+    assert_eq!(rig.number(told).await, 1200);
+    assert_eq!(rig.number("SELECT count(*) FROM messaging_outbox WHERE event_type = 'expired'").await, 1200);
 }
 
 async fn an_order_number_that_is_taken_is_minted_again(db: TestDb) {
@@ -483,6 +601,10 @@ each_database!(
     orders_are_listed_by_each_filter_newest_first,
     an_order_is_answered_once,
     a_key_stands_for_its_first_use,
+    an_order_moves_only_from_the_state_it_was_met_in,
+    a_step_key_is_written_once_per_scope,
+    holds_end_in_their_time_and_only_of_orders_still_reserved,
+    several_sweeps_at_once_expire_each_order_once,
     an_order_number_that_is_taken_is_minted_again,
     stock_is_created_adjusted_locked_and_listed,
     holding_takes_stock_and_writes_reservations_with_lines,

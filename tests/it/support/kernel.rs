@@ -229,6 +229,7 @@ impl Rig {
                 "UPDATE messaging_outbox SET available_at = available_at - $1 * interval '1 ms'",
                 "UPDATE messaging_queue SET lease_until = lease_until - $1 * interval '1 ms'",
                 "UPDATE messaging_inbox SET lease_until = lease_until - $1 * interval '1 ms'",
+                "UPDATE orders_orders SET hold_expires_at = hold_expires_at - $1 * interval '1 ms'",
             ] {
                 let mut tx = self.db.begin().await.unwrap();
                 on!(tx, c => sqlx::query(shift).bind(millis(span)).execute(c).await.map(drop)).unwrap();
