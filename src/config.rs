@@ -111,6 +111,10 @@ pub struct Settings {
     #[arg(long, env = "STOCKADE_RETRY_CAP", default_value = "60s", value_parser = humantime::parse_duration)]
     pub retry_cap: Duration,
 
+    /// How long an event may wait for its predecessor before it becomes a dead letter.
+    #[arg(long, env = "STOCKADE_WAIT_DEADLINE", default_value = "15m", value_parser = humantime::parse_duration)]
+    pub wait_deadline: Duration,
+
     /// How long stock is held for an order that is reserved and not paid.
     #[arg(long, env = "STOCKADE_HOLD_TIME", default_value = "15m", value_parser = humantime::parse_duration)]
     pub hold_time: Duration,
@@ -224,6 +228,7 @@ impl Settings {
             batch: self.batch,
             poll: self.poll,
             retry: Backoff { base: self.retry_base, cap: self.retry_cap, attempts_max: self.retry_max },
+            wait_deadline: self.wait_deadline,
             event_bytes_max: usize::try_from(self.max_event.as_u64()).unwrap_or(usize::MAX),
         }
     }

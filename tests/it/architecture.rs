@@ -26,13 +26,14 @@ const MAY_NAME: [(&str, &[&str]); 13] = [
 ];
 
 /// Where a transaction may be committed: by handlers, by loops, and where a transaction is made.
-const MAY_COMMIT: [&str; 9] = [
+const MAY_COMMIT: [&str; 10] = [
     "app.rs",
     "db/mod.rs",
     "messaging/consumer.rs",
     "messaging/office.rs",
     "messaging/relay.rs",
     "messaging/transport/table/mod.rs",
+    "messaging/waiting/mod.rs",
     "operations/",
     "orders/desk.rs",
     "orders/expiry.rs",

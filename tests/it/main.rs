@@ -16,3 +16,4 @@ mod smoke;
 mod stores;
 mod support;
 mod transports;
+mod waiting;
