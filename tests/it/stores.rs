@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use stockade::clock::{Timestamp, mint_id};
 use stockade::db::{Db, Tx};
-use stockade::inventory::store::{self as inventory, Adjustment, NewReservation};
+use stockade::inventory::model::State as ReservationState;
+use stockade::inventory::store::{self as inventory, Adjustment, Moved, NewReservation};
 use stockade::lifecycle::{Lifecycle, Stage};
 use stockade::messaging::dead_letters;
 use stockade::messaging::event::hash_of;
@@ -313,6 +314,62 @@ async fn holding_takes_stock_and_writes_reservations_with_lines(db: TestDb) {
     }
 }
 
+async fn reservations_move_on_and_let_go_of_their_stock(db: TestDb) {
+    let mut tx = begin(&db).await;
+    stock(&mut tx, "g", "A", 10).await;
+    stock(&mut tx, "g", "B", 10).await;
+    let made = [reservation(1, &[("A", 1), ("B", 2)]), reservation(2, &[("B", 3)]), reservation(3, &[("A", 4)])];
+    let taken = [(("g".to_owned(), sku("A")), 5), (("g".to_owned(), sku("B")), 5)];
+    inventory::hold(&mut tx, &taken, &made, NOW).await.unwrap();
+    let mut orders: Vec<(&str, Uuid)> = made.iter().map(|made| ("g", made.order_id)).collect();
+    orders.extend([("g", mint_id()), ("other", made[0].order_id)]);
+    orders.sort_unstable();
+    inventory::lock_shelves(&mut tx, &orders, &[("g", &sku("B")), ("g", &sku("Z"))]).await.unwrap();
+    let standing = inventory::lock_reservations(&mut tx, &orders).await.unwrap();
+    assert_eq!(standing.iter().map(|row| row.id).collect::<Vec<_>>(), made.iter().map(|m| m.id).collect::<Vec<_>>());
+    assert!(standing.iter().all(|row| row.state == ReservationState::Held && row.group_id == "g"));
+    use ReservationState::{Committed, Fulfilled, Held, Released};
+    let moved = |n: usize, from, to| Moved { group_id: "g".into(), id: made[n].id, from, to };
+    let later = NOW.plus(AGES);
+    let shelf = async |tx: &mut Tx| -> Vec<(i64, i64, i64)> {
+        stockade::on!(tx, c => {
+            sqlx::query_as("SELECT on_hand, reserved, fulfilled FROM inventory_stock WHERE group_id = 'g' ORDER BY sku")
+                .fetch_all(c)
+                .await
+        })
+        .unwrap()
+    };
+    inventory::move_many(&mut tx, &[moved(0, Held, Committed)], later).await.unwrap();
+    assert_eq!(shelf(&mut tx).await, [(10, 5, 0), (10, 5, 0)], "paid is still held");
+    inventory::move_many(&mut tx, &[moved(0, Committed, Fulfilled), moved(1, Held, Released)], later).await.unwrap();
+    assert_eq!(shelf(&mut tx).await, [(9, 4, 1), (8, 0, 2)], "gone is gone, released is back");
+    let states: Vec<_> =
+        inventory::lock_reservations(&mut tx, &orders).await.unwrap().into_iter().map(|row| row.state).collect();
+    assert_eq!(states, [Fulfilled, Released, Held]);
+    let of = inventory::Query { group_id: "g".into(), limit: 10, ..inventory::Query::default() };
+    let listed = inventory::list_reservations(&mut tx, of).await.unwrap();
+    assert_eq!((listed[1].lines.len(), listed[1].updated_at), (1, later), "what it held stays on record");
+}
+
+async fn a_tombstone_takes_the_place_of_an_order_unless_it_is_taken(db: TestDb) {
+    let mut tx = begin(&db).await;
+    stock(&mut tx, "g", "A", 10).await;
+    let held = reservation(1, &[("A", 1)]);
+    inventory::hold(&mut tx, &[(("g".to_owned(), sku("A")), 1)], std::slice::from_ref(&held), NOW).await.unwrap();
+    let stones = [
+        NewReservation { order_id: held.order_id, lines: vec![], ..reservation(2, &[]) },
+        reservation(3, &[]),
+        reservation(4, &[]),
+    ];
+    let written = inventory::insert_tombstones(&mut tx, &stones, NOW).await.unwrap();
+    assert_eq!(written, [stones[1].id, stones[2].id].into(), "the first order has its reservation");
+    inventory::delete_tombstones(&mut tx, &[("g", stones[1].id), ("other", stones[2].id)]).await.unwrap();
+    let of = inventory::Query { group_id: "g".into(), limit: 10, ..inventory::Query::default() };
+    let all = inventory::list_reservations(&mut tx, of).await.unwrap();
+    let seen: Vec<_> = all.iter().map(|row| (row.id, row.state.as_str(), row.lines.len())).collect();
+    assert_eq!(seen, [(stones[2].id, "released", 0), (held.id, "held", 1)]);
+}
+
 async fn the_database_stops_what_would_oversell(db: TestDb) {
     let db = db.open(stockade::clock::Clock::System).await;
     let mut tx = db.begin().await.unwrap();
@@ -608,6 +665,8 @@ each_database!(
     an_order_number_that_is_taken_is_minted_again,
     stock_is_created_adjusted_locked_and_listed,
     holding_takes_stock_and_writes_reservations_with_lines,
+    reservations_move_on_and_let_go_of_their_stock,
+    a_tombstone_takes_the_place_of_an_order_unless_it_is_taken,
     the_database_stops_what_would_oversell,
     an_order_has_one_notice_of_each_kind,
     outbox_rows_are_listed_by_each_filter_newest_first,

@@ -154,6 +154,84 @@ async fn a_payment_must_be_the_total_in_the_orders_currency(db: TestDb) {
     app.stop().await;
 }
 
+/// The state of an order's reservation, once it is this.
+async fn reservation(app: &App, id: &str, state: &str) -> Value {
+    eventually(&format!("a reservation that is {state}"), || async {
+        let rows = app.read(&format!("/v1/reservations?order_id={id}")).await;
+        rows["data"].as_array().unwrap().iter().find(|row| row["state"] == state).cloned()
+    })
+    .await
+}
+
+async fn stock_follows_the_order_through_its_life(db: TestDb) {
+    let app = App::start_with(&db, &["--hold-time", "3s"]).await;
+    app.put_stock("A", 10).await;
+    let (paid, cancelled, expired) = (app.reserve("A", 5).await, app.reserve("A", 5).await, app.reserve("A", 5).await);
+    assert_eq!(app.stock("A").await, (10, 3));
+    assert_eq!(app.pay(&paid, 5).await.status(), 201);
+    assert_eq!(app.step(&cancelled, "cancel").await.status(), 200);
+    reservation(&app, &paid, "committed").await;
+    let released = reservation(&app, &cancelled, "released").await;
+    assert_eq!(released["lines"], json!([{ "sku": "A", "quantity": 1 }]), "what it held stays on record");
+    reservation(&app, &expired, "released").await;
+    assert_eq!(app.stock("A").await, (10, 1), "paid stock stays held, the rest is back");
+    assert_eq!(app.step(&paid, "fulfil").await.status(), 200);
+    reservation(&app, &paid, "fulfilled").await;
+    assert_eq!(app.stock("A").await, (9, 0), "the goods have left the shelf");
+    let explained = "SELECT count(*) FROM inventory_stock s WHERE sku = 'A' AND on_hand + fulfilled =
+         (SELECT sum(delta) FROM inventory_adjustments a WHERE a.sku = s.sku)";
+    assert_eq!(db.count(explained).await, 1);
+    app.stop().await;
+}
+
+async fn a_cancellation_that_overtakes_its_order_keeps_it_from_reserving(db: TestDb) {
+    let app = App::start(&db).await;
+    app.put_stock("A", 1).await;
+    app.tell("/v1/consumers/inventory/pause", &json!({})).await;
+    let id = app.place("alice", &[("A", 1)]).await["id"].as_str().unwrap().to_owned();
+    assert_eq!(app.step(&id, "cancel").await.status(), 200);
+    // Only the cancellation gets there at first: it is taken out of the queue and put in again in front.
+    let (placed, cancelled) = (db.event_body(&id, "order.placed").await, db.event_body(&id, "order.cancelled").await);
+    let mut tx = app.running.kernel.db.begin().await.unwrap();
+    let empty = "DELETE FROM messaging_queue WHERE queue = 'stockade.inventory'";
+    stockade::on!(tx, c => sqlx::query(empty).execute(c).await.map(drop)).unwrap();
+    tx.commit().await.unwrap();
+    app.tell("/v1/consumers/inventory/resume", &json!({})).await;
+    app.tell("/v1/lab/publish", &json!({ "queue": "inventory", "body": cancelled })).await;
+    let tombstone = reservation(&app, &id, "released").await;
+    assert_eq!(tombstone["lines"], json!([]));
+    app.tell("/v1/lab/publish", &json!({ "queue": "inventory", "body": placed })).await;
+    let event: Value = serde_json::from_str(&placed).unwrap();
+    let seen = format!("/v1/inbox?consumer=inventory&event_id={}", event["event_id"].as_str().unwrap());
+    let row = app.eventually_list(&seen, 1).await.remove(0);
+    assert_eq!(
+        (&row["state"], &row["last_error"]),
+        (&json!("processed"), &json!("the order has its reservation already"))
+    );
+    assert_eq!(app.stock("A").await, (1, 0));
+    assert_eq!(app.walk(&format!("/v1/outbox?aggregate_type=inventory&aggregate_id={id}")).await, Vec::<Value>::new());
+    assert_eq!(app.reserve("A", 0).await.len(), 36, "and the stock is there for the next one");
+    app.stop().await;
+}
+
+async fn what_contradicts_a_reservation_is_a_dead_letter(db: TestDb) {
+    let app = App::start(&db).await;
+    app.put_stock("A", 5).await;
+    let id = app.reserve("A", 5).await;
+    assert_eq!(app.pay(&id, 5).await.status(), 201);
+    reservation(&app, &id, "committed").await;
+    let mut forged: Value = serde_json::from_str(&db.event_body(&id, "order.placed").await).unwrap();
+    forged["event_id"] = json!(stockade::clock::mint_id());
+    forged["event_type"] = json!("cancelled");
+    forged["payload"] = json!({ "order_id": id });
+    app.tell("/v1/lab/publish", &json!({ "queue": "inventory", "body": forged.to_string() })).await;
+    let letter = app.eventually_list("/v1/dead-letters", 1).await.remove(0);
+    assert_eq!(letter["reason"], "business-rule");
+    assert_eq!(letter["error"], "the reservation is committed, and order.cancelled contradicts that");
+    assert_eq!(app.stock("A").await, (5, 1));
+    app.stop().await;
+}
+
 fn is_replay(response: &Response) -> bool {
     response.headers().get("idempotent-replayed").is_some_and(|value| value == "true")
 }
@@ -307,6 +385,9 @@ each_database!(
     a_step_that_comes_early_may_wait_for_its_time,
     a_late_answer_changes_nothing_and_is_counted,
     an_unpaid_order_expires_and_says_why,
+    stock_follows_the_order_through_its_life,
+    a_cancellation_that_overtakes_its_order_keeps_it_from_reserving,
+    what_contradicts_a_reservation_is_a_dead_letter,
 );
 
 /// Payment, cancellation and the end of the hold race over each order, through two servers.
