@@ -20,6 +20,7 @@ pub enum Part {
     Orders,
     Inventory,
     Notifications,
+    Ledger,
     DeadLetters,
     /// Everything.
     All,

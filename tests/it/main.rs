@@ -1,6 +1,7 @@
 //! The tests that need a database, a server or a process of their own.
 
 mod architecture;
+mod arrival;
 mod chaos;
 mod cli;
 mod consumers;
@@ -9,6 +10,7 @@ mod dead_letters;
 mod http;
 mod idempotency;
 mod inbox;
+mod ledger;
 mod loyalty;
 mod openapi;
 mod outbox;

@@ -7,6 +7,8 @@ use stockade::clock::{Timestamp, mint_id};
 use stockade::db::{Db, Tx};
 use stockade::inventory::model::State as ReservationState;
 use stockade::inventory::store::{self as inventory, Adjustment, Moved, NewReservation};
+use stockade::ledger::model::Side;
+use stockade::ledger::store::{self as ledger, BalanceQuery, NewEntry, Paid};
 use stockade::lifecycle::{Lifecycle, Stage};
 use stockade::messaging::dead_letters;
 use stockade::messaging::event::hash_of;
@@ -426,6 +428,83 @@ async fn an_order_has_one_notice_of_each_kind(db: TestDb) {
     }
 }
 
+// The ledger.
+
+async fn an_order_is_noted_by_whichever_event_comes_first(db: TestDb) {
+    let mut tx = begin(&db).await;
+    let mut ids = [mint_id(), mint_id(), mint_id()];
+    ids.sort_unstable();
+    let note =
+        |placed: [bool; 3]| ids.into_iter().zip(placed).map(|(id, placed)| ("g", id, placed)).collect::<Vec<_>>();
+    ledger::note_and_lock(&mut tx, &note([true, false, true])[..2], NOW).await.unwrap();
+    ledger::note_and_lock(&mut tx, &note([false, true, false]), NOW.plus(AGES)).await.unwrap();
+    ledger::book(&mut tx, &[Paid { group_id: "g", order_id: ids[1], event_id: mint_id() }], &[], NOW).await.unwrap();
+    let asked = [("g", ids[0]), ("g", ids[1]), ("g", ids[2]), ("other", ids[0]), ("g", mint_id())];
+    let mut found = ledger::find_orders(&mut tx, &asked).await.unwrap();
+    found.sort_unstable();
+    let of = |n: usize, placed, paid| ("g".to_owned(), ids[n], placed, paid);
+    assert_eq!(found, [of(0, true, false), of(1, true, true), of(2, false, false)]);
+    let first: Timestamp = stockade::on!(tx, c => {
+        sqlx::query_scalar("SELECT placed_at FROM ledger_orders WHERE order_id = $1").bind(ids[0]).fetch_one(c).await
+    })
+    .unwrap();
+    assert_eq!(first, NOW, "the first time stands");
+}
+
+async fn entries_are_unique_by_event_and_account_and_add_up(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let (order_id, event_id) = (mint_id(), mint_id());
+    let entry = |account: &str, amount_minor, currency| NewEntry {
+        id: mint_id(),
+        group_id: "g",
+        order_id,
+        event_id,
+        side: Side { account: account.into(), amount_minor },
+        currency,
+    };
+    let mut tx = rig.db.begin().await.unwrap();
+    let entries = [entry("cash", 5, "USD"), entry("customer:a", -5, "USD")];
+    ledger::book(&mut tx, &[], &entries, NOW).await.unwrap();
+    let foreign = NewEntry { group_id: "other", event_id: mint_id(), ..entry("cash", 9, "EUR") };
+    let more = NewEntry { event_id: mint_id(), order_id: mint_id(), ..entry("cash", 7, "USD") };
+    let euros = NewEntry { event_id: mint_id(), ..entry("cash", 1, "EUR") };
+    ledger::book(&mut tx, &[], &[foreign, more.clone(), euros.clone()], NOW).await.unwrap();
+    tx.commit().await.unwrap();
+    for wrong in [entry("cash", 1, "USD"), entry("customer:b", 0, "USD")] {
+        let refused = fails(&rig.db, async |tx| ledger::book(tx, &[], std::slice::from_ref(&wrong), NOW).await).await;
+        assert!(refused.is_unique_violation() || refused.is_check_violation(), "{refused}");
+    }
+    let mut tx = rig.db.read().await.unwrap();
+    let of = || ledger::Query { group_id: "g".into(), limit: 10, ..ledger::Query::default() };
+    let narrowed = [
+        (of(), vec![euros.id, more.id, entries[1].id, entries[0].id]),
+        (ledger::Query { order_id: Some(order_id), ..of() }, vec![euros.id, entries[1].id, entries[0].id]),
+        (ledger::Query { event_id: Some(event_id), ..of() }, vec![entries[1].id, entries[0].id]),
+        (ledger::Query { account: Some("cash".into()), ..of() }, vec![euros.id, more.id, entries[0].id]),
+        (ledger::Query { currency: Some("EUR".into()), ..of() }, vec![euros.id]),
+        (ledger::Query { before: Some(more.id), limit: 1, ..of() }, vec![entries[1].id]),
+    ];
+    for (query, expected) in narrowed {
+        let text = format!("{query:?}");
+        let found = ledger::list_entries(&mut tx, query).await.unwrap();
+        assert_eq!(found.iter().map(|entry| entry.id).collect::<Vec<_>>(), expected, "{text}");
+    }
+    let of = || BalanceQuery { group_id: "g".into(), limit: 10, ..BalanceQuery::default() };
+    let after = Some(("cash".to_owned(), "EUR".to_owned()));
+    let narrowed = [
+        (of(), vec![("cash", "EUR", 1), ("cash", "USD", 12), ("customer:a", "USD", -5)]),
+        (BalanceQuery { account: Some("customer:a".into()), ..of() }, vec![("customer:a", "USD", -5)]),
+        (BalanceQuery { currency: Some("EUR".into()), ..of() }, vec![("cash", "EUR", 1)]),
+        (BalanceQuery { after, limit: 1, ..of() }, vec![("cash", "USD", 12)]),
+    ];
+    for (query, expected) in narrowed {
+        let text = format!("{query:?}");
+        let found = ledger::list_balances(&mut tx, query).await.unwrap();
+        let found: Vec<_> = found.iter().map(|b| (b.account.as_str(), b.currency.as_str(), b.balance_minor)).collect();
+        assert_eq!(found, expected, "{text}");
+    }
+}
+
 // The kernel's own.
 
 async fn outbox_rows_are_listed_by_each_filter_newest_first(db: TestDb) {
@@ -669,6 +748,8 @@ each_database!(
     a_tombstone_takes_the_place_of_an_order_unless_it_is_taken,
     the_database_stops_what_would_oversell,
     an_order_has_one_notice_of_each_kind,
+    an_order_is_noted_by_whichever_event_comes_first,
+    entries_are_unique_by_event_and_account_and_add_up,
     outbox_rows_are_listed_by_each_filter_newest_first,
     appending_nothing_is_nothing_and_an_event_is_appended_once,
     inbox_rows_are_met_marked_counted_and_listed,
