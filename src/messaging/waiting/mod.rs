@@ -65,6 +65,8 @@ pub(super) enum Waking {
 }
 
 dialects! {
+    /// Is anything waiting at all? Asked with every batch that something could wait for, and mostly answered with no.
+    async fn any(consumer: &str) -> bool;
     /// Keeps events; one that waits again keeps its deadline.
     async fn keep(consumer: &str, waits: &[Wait], deadline: Duration, now: Timestamp) -> ();
     /// Those that wait for one of `names`, in the order of their ids.
@@ -80,16 +82,6 @@ dialects! {
 pub(super) async fn keep_many(tx: &mut Tx, consumer: &str, waits: &[Wait], deadline: Duration) -> sqlx::Result<()> {
     let now = tx.now();
     if waits.is_empty() { Ok(()) } else { keep(tx, consumer, waits, deadline, now).await }
-}
-
-/// Is anything waiting at all? Asked with every batch that something could wait for, and mostly answered with no.
-async fn is_any(tx: &mut Tx, consumer: &str) -> sqlx::Result<bool> {
-    crate::on!(tx, c => {
-        sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM messaging_inbox WHERE consumer = $1 AND state = 'waiting')")
-            .bind(consumer)
-            .fetch_one(c)
-            .await
-    })
 }
 
 /// `order.placed 0190…`: an event of this key about this aggregate, its id written the one way if it is a uuid.
@@ -134,7 +126,7 @@ impl<R: Reaction> Consumer<R> {
         let limit = self.kernel.tuning.batch;
         let mut woken = Vec::new();
         let mut names = names_of::<R>(handled);
-        while !names.is_empty() && is_any(tx, R::NAME).await? {
+        while !names.is_empty() && any(tx, R::NAME).await? {
             let kept = find(tx, R::NAME, &names, i64::try_from(limit).unwrap_or(i64::MAX)).await?;
             // More than a batch may have waited for one event: the rest is for the sweep.
             if waking == Waking::Later || kept.len() == limit {

@@ -15,6 +15,13 @@ fn kept((event_id, attempts, unfinished_runs, overdue, body): Columns) -> Kept {
     Kept { event_id, attempts, unfinished_runs, overdue, body }
 }
 
+pub async fn any(c: &mut PgConnection, consumer: &str) -> sqlx::Result<bool> {
+    sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM messaging_inbox WHERE consumer = $1 AND state = 'waiting')")
+        .bind(consumer)
+        .fetch_one(c)
+        .await
+}
+
 pub async fn keep(
     c: &mut PgConnection,
     consumer: &str,

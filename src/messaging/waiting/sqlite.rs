@@ -1,4 +1,5 @@
-//! SQLite: the writer's transaction is the lock. CROSS JOIN keeps the planner to the index of what waits.
+//! SQLite: the writer's transaction is the lock. The planner must be told to use the index of what waits, or it walks a
+//! consumer's whole inbox to find the few.
 
 use std::time::Duration;
 
@@ -14,6 +15,16 @@ type Columns = (Uuid, i32, i32, bool, Vec<u8>);
 
 fn kept((event_id, attempts, unfinished_runs, overdue, body): Columns) -> Kept {
     Kept { event_id, attempts, unfinished_runs, overdue, body }
+}
+
+pub async fn any(c: &mut SqliteConnection, consumer: &str) -> sqlx::Result<bool> {
+    sqlx::query_scalar(
+        "SELECT EXISTS (SELECT 1 FROM messaging_inbox INDEXED BY messaging_inbox_waiting
+             WHERE consumer = $1 AND state = 'waiting')",
+    )
+    .bind(consumer)
+    .fetch_one(c)
+    .await
 }
 
 pub async fn keep(
@@ -51,8 +62,9 @@ pub async fn keep(
 pub async fn find(c: &mut SqliteConnection, consumer: &str, names: &[Name], limit: i64) -> sqlx::Result<Vec<Kept>> {
     let rows: Vec<Columns> = sqlx::query_as(
         "SELECT i.event_id, i.attempts, i.unfinished_runs, false, i.body FROM jsonb_each($2) AS wanted
-         CROSS JOIN messaging_inbox i ON i.consumer = $1 AND i.waiting_for = wanted.value ->> 1
-             AND i.state = 'waiting' AND i.group_id = wanted.value ->> 0
+         CROSS JOIN messaging_inbox i INDEXED BY messaging_inbox_waiting
+             ON i.consumer = $1 AND i.waiting_for = wanted.value ->> 1 AND i.state = 'waiting'
+             AND i.group_id = wanted.value ->> 0
          ORDER BY i.event_id LIMIT $3",
     )
     .bind(consumer)
@@ -65,7 +77,8 @@ pub async fn find(c: &mut SqliteConnection, consumer: &str, names: &[Name], limi
 
 pub async fn hasten(c: &mut SqliteConnection, consumer: &str, names: &[Name], now: Timestamp) -> sqlx::Result<()> {
     sqlx::query(
-        "UPDATE messaging_inbox SET lease_until = $3 WHERE consumer = $1 AND state = 'waiting'
+        "UPDATE messaging_inbox INDEXED BY messaging_inbox_waiting SET lease_until = $3
+         WHERE consumer = $1 AND state = 'waiting'
              AND (group_id, waiting_for) IN (SELECT value ->> 0, value ->> 1 FROM jsonb_each($2))",
     )
     .bind(consumer)
@@ -78,7 +91,8 @@ pub async fn hasten(c: &mut SqliteConnection, consumer: &str, names: &[Name], no
 
 pub async fn any_due(c: &mut SqliteConnection, consumer: &str, now: Timestamp) -> sqlx::Result<bool> {
     sqlx::query_scalar(
-        "SELECT EXISTS (SELECT 1 FROM messaging_inbox WHERE consumer = $1 AND state = 'waiting' AND lease_until <= $2)",
+        "SELECT EXISTS (SELECT 1 FROM messaging_inbox INDEXED BY messaging_inbox_due
+             WHERE consumer = $1 AND state = 'waiting' AND lease_until <= $2)",
     )
     .bind(consumer)
     .bind(now)
@@ -95,7 +109,7 @@ pub async fn claim_due(
 ) -> sqlx::Result<Vec<Kept>> {
     let rows: Vec<Columns> = sqlx::query_as(
         "UPDATE messaging_inbox SET lease_until = $4, unfinished_runs = unfinished_runs + 1
-         WHERE consumer = $1 AND event_id IN (SELECT event_id FROM messaging_inbox
+         WHERE consumer = $1 AND event_id IN (SELECT event_id FROM messaging_inbox INDEXED BY messaging_inbox_due
              WHERE consumer = $1 AND state = 'waiting' AND lease_until <= $3 ORDER BY lease_until LIMIT $2)
          RETURNING event_id, attempts, unfinished_runs, deadline_at <= $3, body",
     )
