@@ -1,6 +1,7 @@
 //! The real binary, dying in every way we know, on each database: nothing is lost and nothing is done twice.
 
 mod databases;
+mod lives;
 mod points;
 mod processes;
 
