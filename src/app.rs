@@ -168,7 +168,7 @@ impl Builder {
             }
         }
         let router = http::finish(router, document, &settings.http_limits());
-        let lifecycle = Lifecycle::default();
+        let lifecycle = Lifecycle::new().context("cannot start the threads that do the work")?;
         spawn_all(&lifecycle, &kernel, &settings, self.members, clerk, listener, router);
         Ok(Running { address, kernel, lifecycle, draining, settings })
     }
@@ -222,6 +222,10 @@ fn spawn_all(
     let db = kernel.db.clone();
     lifecycle.spawn(Stage::Helpers, "wakes", |stop| async move {
         tokio::select! { () = db.exchange_wakes() => stop.cancelled().await, () = stop.cancelled() => {} }
+    });
+    let db = kernel.db.clone();
+    lifecycle.spawn(Stage::Helpers, "checkpoints", |stop| async move {
+        tokio::select! { () = db.keep_log_short() => stop.cancelled().await, () = stop.cancelled() => {} }
     });
     if settings.runs(Part::Relay) {
         let relay = Relay::new(kernel.clone());
