@@ -127,7 +127,11 @@ impl<R: Reaction> Consumer<R> {
                 () = subscription.ready(self.kernel.tuning.poll) => {}
             }
             let pace = Pace::start();
-            match self.try_once(&mut subscription).await {
+            let dealt_with = match self.deal_with_next(&mut subscription).await {
+                Ok((count, done)) => subscription.ack_soon(&done).await.map(|()| count),
+                Err(error) => Err(error),
+            };
+            match dealt_with {
                 Ok(count) => {
                     patience.renew();
                     self.pulse.running(self.kernel.db.clock().now());
@@ -140,12 +144,19 @@ impl<R: Reaction> Consumer<R> {
         ended
     }
 
-    /// Takes what is there and deals with it; returns how many deliveries that was.
+    /// Takes what is there, deals with it and acknowledges; returns how many deliveries that was.
     pub async fn try_once(&self, subscription: &mut Subscription) -> Result<usize, TransportError> {
+        let (count, done) = self.deal_with_next(subscription).await?;
+        subscription.ack(&done).await?;
+        Ok(count)
+    }
+
+    /// Takes what is there and deals with it; returns how many deliveries that was, and those to acknowledge.
+    async fn deal_with_next(&self, subscription: &mut Subscription) -> Result<(usize, Vec<Tag>), TransportError> {
         let deliveries = subscription.take(self.kernel.tuning.batch).await?;
         let count = deliveries.len();
         if count == 0 {
-            return Ok(0);
+            return Ok((0, Vec::new()));
         }
         let tags: Vec<Tag> = deliveries.iter().map(|delivery| delivery.tag).collect();
         let settled = {
@@ -156,16 +167,15 @@ impl<R: Reaction> Consumer<R> {
             }
         };
         match settled {
-            Ok(settled) => self.settle(subscription, settled).await?,
+            Ok(settled) => Ok((count, self.settle(subscription, settled).await?)),
             Err(error) => {
                 // Put it back at once rather than let the lease run out; what was committed of it is a duplicate then.
                 if let Err(error) = subscription.release(&tags).await {
                     tracing::debug!(consumer = R::NAME, %error, "could not give messages back; their lease will");
                 }
-                return Err(error.into());
+                Err(error.into())
             }
         }
-        Ok(count)
     }
 
     /// Decides and commits everything about these deliveries; says how each is to be settled.
@@ -426,8 +436,12 @@ impl<R: Reaction> Consumer<R> {
         ended
     }
 
-    /// Everything is committed: tell the transport.
-    async fn settle(&self, subscription: &mut Subscription, settled: Vec<(Tag, Settle)>) -> Result<(), TransportError> {
+    /// Everything is committed: rejects what is to be rejected and returns what is to be acknowledged.
+    async fn settle(
+        &self,
+        subscription: &mut Subscription,
+        settled: Vec<(Tag, Settle)>,
+    ) -> Result<Vec<Tag>, TransportError> {
         let tags = |wanted: &[Settle]| -> Vec<Tag> {
             settled.iter().filter(|(_, settle)| wanted.contains(settle)).map(|(tag, _)| *tag).collect()
         };
@@ -439,11 +453,7 @@ impl<R: Reaction> Consumer<R> {
         if settled.iter().any(|(_, settle)| *settle == Settle::AckRetry) {
             self.kernel.faults.reach("consumer.retry_written", R::NAME);
         }
-        let acked = tags(&[Settle::Ack, Settle::AckRetry]);
-        if !acked.is_empty() {
-            subscription.ack(&acked).await?;
-        }
-        Ok(())
+        Ok(tags(&[Settle::Ack, Settle::AckRetry]))
     }
 }
 

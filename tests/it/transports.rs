@@ -80,6 +80,25 @@ async fn an_acknowledged_message_is_gone(rig: Rig) {
     drop(former);
 }
 
+async fn what_is_acknowledged_soon_is_gone_after_the_next_take_or_on_closing(rig: Rig) {
+    for body in [b"a", b"b", b"c"] {
+        publish(&rig, QUEUE, body).await;
+    }
+    let mut subscription = rig.subscribe(QUEUE).await;
+    let first = subscription.take(1).await.unwrap();
+    subscription.ack_soon(&tags(&first)).await.unwrap();
+    // What is owed is a reason to come back at once, not to wait for news.
+    tokio::time::timeout(Duration::from_secs(5), subscription.ready(Duration::from_secs(3600))).await.unwrap();
+    let second = subscription.take(1).await.unwrap();
+    assert_eq!(bodies(&second), ["b"]);
+    let depth = rig.depth(QUEUE).await;
+    assert_eq!(depth.ready + depth.in_flight.unwrap_or(1), 2, "the first is gone");
+    subscription.ack_soon(&tags(&second)).await.unwrap();
+    subscription.close().await;
+    let rest = rig.subscribe(QUEUE).await.take(9).await.unwrap();
+    assert_eq!(bodies(&rest), ["c"], "and so is the second");
+}
+
 async fn a_rejected_message_moves_to_the_dead_letter_queue_with_its_history(rig: Rig) {
     publish(&rig, QUEUE, b"bad").await;
     let mut subscription = rig.subscribe(QUEUE).await;
@@ -302,6 +321,7 @@ each_transport!(
     a_key_bound_to_nothing_reaches_nobody,
     the_label_travels_with_the_message,
     an_acknowledged_message_is_gone,
+    what_is_acknowledged_soon_is_gone_after_the_next_take_or_on_closing,
     a_rejected_message_moves_to_the_dead_letter_queue_with_its_history,
     a_released_message_comes_back_uncounted,
     a_message_is_nobody_elses_while_it_is_held,

@@ -1,19 +1,19 @@
 //! SQLite: one bind of JSON rows and one of all bodies end to end, so that a batch of any size is one constant
 //! statement and bodies travel as bytes. No SKIP LOCKED: there is a single writer.
 
+use std::sync::LazyLock;
 use std::time::Duration;
 
-use sqlx::SqliteConnection;
-use sqlx::sqlite::SqliteQueryResult;
+use sqlx::query::Query;
 use sqlx::types::Json;
+use sqlx::{AssertSqlSafe, Database, Row, Sqlite, SqliteConnection};
 use uuid::Uuid;
 
 use super::{Backlog, Claimed, Entry, Settled, Settlement};
 use crate::clock::Timestamp;
-use crate::messaging::transport::table;
 
 pub async fn insert_many(c: &mut SqliteConnection, entries: &[Entry], now: Timestamp) -> sqlx::Result<()> {
-    insert(c, entries, "pending", None, now).await.map(drop)
+    bind_entries(sqlx::query(INSERT), entries, now, "pending").execute(c).await.map(drop)
 }
 
 pub async fn insert_handed_on(
@@ -21,20 +21,45 @@ pub async fn insert_handed_on(
     entries: &[Entry],
     now: Timestamp,
 ) -> sqlx::Result<Vec<String>> {
-    // One statement of one writer: its rows are numbered without a gap.
-    let last = insert(c, entries, "published", Some(now), now).await?.last_insert_rowid();
-    let count = i64::try_from(entries.len()).unwrap_or(i64::MAX);
-    let rows: Vec<i64> = (last - count + 1..=last).collect();
-    table::sqlite::enqueue(c, &Json(rows), now).await
+    // One trip to SQLite's thread for all three. One statement of one writer: its rows are numbered without a gap, so
+    // those just written are the last ones. NOT INDEXED: by row number, rather than over the whole backlog by queue.
+    static INSERT_AND_ENQUEUE: LazyLock<String> = LazyLock::new(|| {
+        format!(
+            "{INSERT};
+             INSERT INTO messaging_queue (queue, outbox_ref, enqueued_at)
+             SELECT CASE o.target WHEN '' THEN b.queue ELSE o.target END, o.seq, $3
+             FROM messaging_outbox o LEFT JOIN messaging_bindings b
+                 ON o.target = '' AND b.routing_key = o.aggregate_type || '.' || o.event_type
+             WHERE o.seq > (SELECT last_insert_rowid() - changes()) AND (o.target <> '' OR b.queue IS NOT NULL);
+             SELECT json_group_array(DISTINCT queue) FROM messaging_queue NOT INDEXED
+             WHERE changes() > 0 AND id > (SELECT last_insert_rowid() - changes())"
+        )
+    });
+    let query = sqlx::query(AssertSqlSafe(INSERT_AND_ENQUEUE.as_str()));
+    let answered = bind_entries(query, entries, now, "published").fetch_all(c).await?;
+    let queues: &str = answered.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)?;
+    serde_json::from_str(queues).map_err(|error| sqlx::Error::Decode(error.into()))
 }
 
-async fn insert(
-    c: &mut SqliteConnection,
+const INSERT: &str =
+    // COALESCE: substr of a blob without bytes is NULL, and an empty body is a body
+    "INSERT INTO messaging_outbox (id, event_id, kind, group_id, subsidiary_id, aggregate_type, aggregate_id,
+         event_type, body, headers, status, available_at, created_at, correlation_id, causation_id, target,
+         published_at)
+     SELECT unhex(value ->> 0), unhex(value ->> 1), value ->> 2, value ->> 3, value ->> 4, value ->> 5,
+         value ->> 6, value ->> 7, COALESCE(substr($2, value ->> '$[8][0]', value ->> '$[8][1]'), x''),
+         value ->> 9, $4, value ->> 10, $3, value ->> 11, unhex(value ->> 12), value ->> 13,
+         CASE $4 WHEN 'published' THEN $3 END
+     FROM jsonb_each($1)";
+
+type SqliteQuery<'q> = Query<'q, Sqlite, <Sqlite as Database>::Arguments>;
+
+fn bind_entries<'q>(
+    query: SqliteQuery<'q>,
     entries: &[Entry],
-    status: &'static str,
-    published_at: Option<Timestamp>,
     now: Timestamp,
-) -> sqlx::Result<SqliteQueryResult> {
+    status: &'static str,
+) -> SqliteQuery<'q> {
     let mut bodies = Vec::with_capacity(entries.iter().map(|entry| entry.body.len()).sum());
     let rows: Vec<_> = entries
         .iter()
@@ -59,23 +84,7 @@ async fn insert(
             )
         })
         .collect();
-    sqlx::query(
-        // COALESCE: substr of a blob without bytes is NULL, and an empty body is a body
-        "INSERT INTO messaging_outbox (id, event_id, kind, group_id, subsidiary_id, aggregate_type, aggregate_id,
-             event_type, body, headers, status, available_at, created_at, correlation_id, causation_id, target,
-             published_at)
-         SELECT unhex(value ->> 0), unhex(value ->> 1), value ->> 2, value ->> 3, value ->> 4, value ->> 5,
-             value ->> 6, value ->> 7, COALESCE(substr($2, value ->> '$[8][0]', value ->> '$[8][1]'), x''),
-             value ->> 9, $4, value ->> 10, $3, value ->> 11, unhex(value ->> 12), value ->> 13, $5
-         FROM jsonb_each($1)",
-    )
-    .bind(Json(rows))
-    .bind(bodies)
-    .bind(now)
-    .bind(status)
-    .bind(published_at)
-    .execute(c)
-    .await
+    query.bind(Json(rows)).bind(bodies).bind(now).bind(status)
 }
 
 pub async fn claim_many(

@@ -192,6 +192,15 @@ impl Subscription {
         }
     }
 
+    /// Acknowledges at a time of the transport's choosing: with the next take, or on closing. While that is due,
+    /// `ready` does not wait.
+    pub async fn ack_soon(&mut self, tags: &[Tag]) -> Result<(), TransportError> {
+        match self {
+            Self::Table(table) => table.ack_soon(tags).await,
+            Self::Memory(memory) => memory.ack(tags),
+        }
+    }
+
     /// Sends messages to the dead-letter queue.
     pub async fn reject(&mut self, tags: &[Tag]) -> Result<(), TransportError> {
         match self {
