@@ -1,11 +1,16 @@
 //! Commands: what to run, with which settings. Data goes to stdout, talk to stderr.
 
 mod bench;
+mod client;
+mod exit;
+mod healthcheck;
 mod serve;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+
+use exit::Exit;
 
 /// What bare `stockade` prints: enough to get going.
 const WELCOME: &str = "\
@@ -36,6 +41,8 @@ enum Command {
     Migrate(serve::Migrate),
     /// Place orders as fast as they go, or at a given rate, and measure until the last customer is notified.
     Bench(bench::Bench),
+    /// Ask a server whether it is ready; the exit code tells.
+    Healthcheck(healthcheck::Healthcheck),
     /// Print the OpenAPI document.
     Openapi,
 }
@@ -58,6 +65,7 @@ pub fn main() -> ExitCode {
             Command::Serve(serve) => serve.run().await,
             Command::Migrate(migrate) => migrate.run().await,
             Command::Bench(bench) => bench.run().await,
+            Command::Healthcheck(healthcheck) => healthcheck.run().await,
             Command::Openapi => print_openapi(),
         }
     });
@@ -65,7 +73,7 @@ pub fn main() -> ExitCode {
     runtime.shutdown_background();
     ended.unwrap_or_else(|error| {
         eprintln!("stockade: {error:#}");
-        ExitCode::FAILURE
+        Exit::of(&error).into()
     })
 }
 
