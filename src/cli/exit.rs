@@ -7,8 +7,15 @@ use std::process::ExitCode;
 pub enum Exit {
     Ok = 0,
     Failure = 1,
+    /// Asked for something that cannot be.
+    Usage = 2,
+    /// A promise was seen broken.
+    Broken = 3,
+    /// It is not the moment: something else is under way.
+    Conflict = 5,
     /// The server is away, or not ready.
     Unavailable = 6,
+    Interrupted = 130,
 }
 
 impl Exit {

@@ -2,8 +2,10 @@
 
 mod bench;
 mod client;
+mod demo;
 mod exit;
 mod healthcheck;
+mod scratch;
 mod serve;
 
 use std::process::ExitCode;
@@ -41,6 +43,8 @@ enum Command {
     Migrate(serve::Migrate),
     /// Place orders as fast as they go, or at a given rate, and measure until the last customer is notified.
     Bench(bench::Bench),
+    /// See a promise kept: what is done, what to look at, and the figures that prove it.
+    Demo(demo::Demo),
     /// Ask a server whether it is ready; the exit code tells.
     Healthcheck(healthcheck::Healthcheck),
     /// Print the OpenAPI document.
@@ -65,6 +69,7 @@ pub fn main() -> ExitCode {
             Command::Serve(serve) => serve.run().await,
             Command::Migrate(migrate) => migrate.run().await,
             Command::Bench(bench) => bench.run().await,
+            Command::Demo(demo) => demo.run().await,
             Command::Healthcheck(healthcheck) => healthcheck.run().await,
             Command::Openapi => print_openapi(),
         }

@@ -11,6 +11,7 @@
 mod filter;
 mod migrate;
 mod open;
+mod scratch;
 mod trouble;
 mod wakes;
 
@@ -25,6 +26,7 @@ use sqlx::{PgPool, Postgres, Sqlite, SqlitePool, Transaction};
 pub(crate) use filter::fetch_page;
 pub use filter::{Filter, Value};
 pub use open::Options;
+pub use scratch::ScratchSchema;
 pub use trouble::Trouble;
 pub use wakes::{Bell, Wakes};
 

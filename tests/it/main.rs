@@ -6,6 +6,7 @@ mod cli;
 mod consumers;
 mod crashes;
 mod dead_letters;
+mod demos;
 mod http;
 mod idempotency;
 mod inbox;
