@@ -43,6 +43,15 @@ impl Client {
         self.send(path, self.request(Method::GET, path)).await
     }
 
+    /// GETs something that may not be there.
+    pub async fn find<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<Option<T>> {
+        match self.get(path).await {
+            Ok(found) => Ok(Some(found)),
+            Err(error) if is_missing(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// GETs every row of a list; `path` has a query already.
     pub async fn list<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<Vec<T>> {
         let mut rows = Vec::new();
@@ -89,6 +98,11 @@ impl Client {
             Exit::Unavailable.because(format!("cannot reach {}: {why}", self.url))
         })
     }
+}
+
+/// Did the server say that there is no such thing?
+pub fn is_missing(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<Refused>().is_some_and(|refused| refused.status == StatusCode::NOT_FOUND)
 }
 
 #[derive(Deserialize)]

@@ -9,8 +9,9 @@ use axum::body::Bytes;
 use axum::http::{HeaderMap, Method, Uri, header};
 use axum::response::IntoResponse;
 use serde_json::{Value, json};
+use stockade::app::Builder;
 
-use crate::support::{Engine, Server, TestDb, each_database, eventually};
+use crate::support::{App, Engine, Server, TestDb, each_database, eventually, settings};
 
 /// A finished run: how it ended, what it printed, and what it said meanwhile.
 struct Ran {
@@ -99,9 +100,15 @@ async fn a_backlog_grows_and_drains_and_nothing_is_lost(db: TestDb) {
     assert!(!ran.said.contains('\u{1b}'), "no colours but on a terminal");
 }
 
+async fn a_duplicate_has_no_second_effect(db: TestDb) {
+    let ran = run_own(&db, &["duplicates", "--times", "4"]).await;
+    assert_eq!(ran.proven()["published"], 4);
+    assert_eq!(ran.report()["server"]["database"], engine(&db));
+}
+
 async fn a_server_that_is_there_is_played_on_and_left_as_it_was(db: TestDb) {
     let server = Server::start(&db, &[]);
-    for args in [["backlog", "--orders=5", "--rate=50"].as_slice()] {
+    for args in [["backlog", "--orders=5", "--rate=50"].as_slice(), &["duplicates"]] {
         let ran = run(&[args, &["--json", "--url", &server.url]].concat(), &[]).await;
         ran.proven();
         assert_eq!(
@@ -114,7 +121,11 @@ async fn a_server_that_is_there_is_played_on_and_left_as_it_was(db: TestDb) {
     assert_eq!(server.place_and_wait("alice", &[("A", 1)]).await["status"], "reserved");
 }
 
-each_database!(a_backlog_grows_and_drains_and_nothing_is_lost, a_server_that_is_there_is_played_on_and_left_as_it_was,);
+each_database!(
+    a_backlog_grows_and_drains_and_nothing_is_lost,
+    a_duplicate_has_no_second_effect,
+    a_server_that_is_there_is_played_on_and_left_as_it_was,
+);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn inventory_may_be_a_process_that_is_stopped() {
@@ -131,8 +142,28 @@ async fn what_cannot_be_stopped_is_refused() {
     run(&stop, &[]).await.refused(2, "postgres://");
     run(&["backlog", "--stop", "--url", "http://127.0.0.1:1"], &[]).await.refused(2, "not the demo's to stop");
     run(&["backlog", "--url", "http://127.0.0.1:1"], &[]).await.refused(6, "cannot reach http://127.0.0.1:1");
-    run(&["backlog", "--database-url", "mysql://localhost/x"], &[]).await.refused(2, "postgres://");
-    run(&["backlog", "--database-url", "postgres://nobody@127.0.0.1:1/x"], &[]).await.refused(1, "Postgres");
+    run(&["duplicates", "--database-url", "mysql://localhost/x"], &[]).await.refused(2, "postgres://");
+    run(&["duplicates", "--database-url", "postgres://nobody@127.0.0.1:1/x"], &[]).await.refused(1, "Postgres");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_without_the_lab_will_do_for_a_backlog_only() {
+    let db = TestDb::new(Engine::Sqlite).await;
+    let app = App::start_built(Builder::new(settings(&db, &[]))).await;
+    for demo in ["duplicates"] {
+        run(&[demo, "--url", &app.url], &[]).await.refused(1, "stockade serve --demo");
+    }
+    run(&["backlog", "--orders=3", "--rate=50", "--json", "--url", &app.url], &[]).await.proven();
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_json_the_proofs_are_printed_as_text() {
+    let ran = run(&["duplicates"], &[]).await;
+    assert_eq!(ran.status.code(), Some(0), "{}", ran.said);
+    assert!(ran.printed.contains("✓ copies counted as duplicates in the inbox  1\n"), "{}", ran.printed);
+    assert!(ran.printed.ends_with("Proven: duplicates on sqlite with the embedded queue.\n"), "{}", ran.printed);
+    assert!(!ran.printed.contains('\u{1b}') && !ran.printed.contains("You should see"), "{}", ran.printed);
 }
 
 /// Passes everything on to a real server, and changes what it answers.
@@ -184,6 +215,17 @@ async fn a_backlog_that_never_shows_is_not_proven() {
         }
     });
     assert_eq!(broken.await, [] as [&str; 0], "it breaks off before that proof, and says why");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_duplicate_that_deducts_stock_again_is_not_proven() {
+    let broken = lied_to(&["duplicates"], |path, body| {
+        if path.starts_with("/v1/stock/") && body["reserved"] == 5 {
+            (body["reserved"], body["available"]) = (10.into(), 90.into());
+        }
+    });
+    let claims = ["units reserved after the first copy", "units reserved after all copies", "units available"];
+    assert_eq!(broken.await, claims);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

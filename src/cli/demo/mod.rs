@@ -6,6 +6,7 @@
 //! in the Postgres given. On a broker its queues have a prefix of their own, so that it takes no message of others.
 
 mod backlog;
+mod duplicates;
 mod report;
 mod server;
 mod shop;
@@ -37,6 +38,8 @@ pub struct Demo {
 enum Which {
     /// Inventory rests while orders come in; when it is back it works off what waited, and nothing is lost.
     Backlog(backlog::Backlog),
+    /// The same event is published again and again; its effect happens once. Needs the fault lab (`serve --demo`).
+    Duplicates(duplicates::Duplicates),
 }
 
 /// Where a demo runs, and how it reports.
@@ -84,6 +87,7 @@ impl Demo {
     pub async fn run(self) -> anyhow::Result<ExitCode> {
         match self.which {
             Which::Backlog(backlog) => perform(backlog).await,
+            Which::Duplicates(duplicates) => perform(duplicates).await,
         }
     }
 }
@@ -145,6 +149,19 @@ impl Stage {
         self.step(&format!("Using the server at {url}"), "");
         let shop = Shop::new(&url, self.place.patience)?;
         self.introduce(&shop, false).await?;
+        Ok(shop)
+    }
+
+    /// The same, where the demo needs the fault lab.
+    async fn open_with_lab(&mut self) -> anyhow::Result<Shop> {
+        let shop = self.open().await?;
+        if !shop.has_lab().await? {
+            anyhow::bail!(
+                "the server at {} has no fault lab, which this demo needs: start it with `stockade serve --demo`, or \
+                 leave --url out and the demo starts one of its own",
+                shop.url()
+            );
+        }
         Ok(shop)
     }
 

@@ -5,11 +5,12 @@ use std::time::Duration;
 use reqwest::Method;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use stockade::clock::mint_id;
+use stockade::clock::{Clock, mint_id};
+use stockade::http::caller::DEFAULT_GROUP;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use crate::cli::client::Client;
+use crate::cli::client::{Client, is_missing};
 use crate::cli::exit::Exit;
 
 /// Longer than a pause takes to be answered.
@@ -70,6 +71,12 @@ pub struct Reservation {
     pub order_id: Uuid,
 }
 
+#[derive(Deserialize)]
+pub struct InboxRow {
+    pub state: String,
+    pub duplicates: i64,
+}
+
 /// What a look at the server found: what was waited for, or a figure that moves as long as there is hope.
 pub enum Look<T> {
     There(T),
@@ -97,6 +104,15 @@ impl Shop {
             Exit::Unavailable => error,
             _ => error.context(format!("{} is no Stockade server", self.url())),
         })
+    }
+
+    /// Is the fault lab open? Asks for something that it must refuse.
+    pub async fn has_lab(&self) -> anyhow::Result<bool> {
+        match self.client.post::<Value>("/v1/lab/publish", &json!({})).await {
+            Err(error) if is_missing(&error) => Ok(false),
+            Err(error) if Exit::of(&error) == Exit::Unavailable => Err(error),
+            _ => Ok(true),
+        }
     }
 
     pub async fn queue(&self, name: &str) -> anyhow::Result<Queue> {
@@ -140,6 +156,22 @@ impl Shop {
         self.client.list(&format!("/v1/reservations?sku={}", self.sku)).await
     }
 
+    /// How often the customer of an order was told of its reservation.
+    pub async fn notices_of(&self, order_id: Uuid) -> anyhow::Result<usize> {
+        let path = format!("/v1/notifications?kind=reserved&order_id={order_id}");
+        Ok(self.client.list::<Value>(&path).await?.len())
+    }
+
+    /// What a consumer knows of an event.
+    pub async fn inbox(&self, consumer: &str, event_id: Uuid) -> anyhow::Result<Option<InboxRow>> {
+        self.client.find(&format!("/v1/inbox/{consumer}/{event_id}")).await
+    }
+
+    /// Puts raw bytes onto the queues, past the outbox, as a foreign program could.
+    pub async fn publish(&self, message: &Value) -> anyhow::Result<()> {
+        self.client.post::<Value>("/v1/lab/publish", message).await.map(drop)
+    }
+
     /// Looks until what is waited for is there. Gives up when nothing has moved for as long as patience lasts.
     pub async fn until<T>(
         &self,
@@ -160,4 +192,25 @@ impl Shop {
             tokio::time::sleep(LOOK_EVERY).await;
         }
     }
+}
+
+/// An `order.placed` as another program would write it, for an order that is not ours.
+pub fn order_placed(event_id: Uuid, order_id: Uuid, sku: &str, quantity: i64) -> Value {
+    json!({
+        "event_id": event_id,
+        "occurred_at": Clock::System.now(),
+        "aggregate_type": "order",
+        "aggregate_id": order_id,
+        "event_type": "placed",
+        "group_id": DEFAULT_GROUP,
+        "correlation_id": format!("demo-{event_id}"),
+        "payload": {
+            "order_id": order_id,
+            "order_number": "DEMO",
+            "customer_id": "demo",
+            "currency": "USD",
+            "total_minor": 1250 * quantity,
+            "items": [{ "sku": sku, "quantity": quantity, "unit_price_minor": 1250 }],
+        },
+    })
 }
