@@ -106,9 +106,16 @@ async fn a_duplicate_has_no_second_effect(db: TestDb) {
     assert_eq!(ran.report()["server"]["database"], engine(&db));
 }
 
+async fn poison_becomes_dead_letters_and_harms_nobody(db: TestDb) {
+    let figures = run_own(&db, &["poison"]).await.proven();
+    let letters = figures["letters"].as_array().unwrap();
+    let reasons: Vec<&str> = letters.iter().map(|letter| letter["reason"].as_str().unwrap()).collect();
+    assert_eq!(reasons, ["not-json", "schema", "schema", "not-utf8", "unknown-type", "no-id"]);
+}
+
 async fn a_server_that_is_there_is_played_on_and_left_as_it_was(db: TestDb) {
     let server = Server::start(&db, &[]);
-    for args in [["backlog", "--orders=5", "--rate=50"].as_slice(), &["duplicates"]] {
+    for args in [["backlog", "--orders=5", "--rate=50"].as_slice(), &["duplicates"], &["poison"]] {
         let ran = run(&[args, &["--json", "--url", &server.url]].concat(), &[]).await;
         ran.proven();
         assert_eq!(
@@ -124,6 +131,7 @@ async fn a_server_that_is_there_is_played_on_and_left_as_it_was(db: TestDb) {
 each_database!(
     a_backlog_grows_and_drains_and_nothing_is_lost,
     a_duplicate_has_no_second_effect,
+    poison_becomes_dead_letters_and_harms_nobody,
     a_server_that_is_there_is_played_on_and_left_as_it_was,
 );
 
@@ -142,15 +150,15 @@ async fn what_cannot_be_stopped_is_refused() {
     run(&stop, &[]).await.refused(2, "postgres://");
     run(&["backlog", "--stop", "--url", "http://127.0.0.1:1"], &[]).await.refused(2, "not the demo's to stop");
     run(&["backlog", "--url", "http://127.0.0.1:1"], &[]).await.refused(6, "cannot reach http://127.0.0.1:1");
-    run(&["duplicates", "--database-url", "mysql://localhost/x"], &[]).await.refused(2, "postgres://");
-    run(&["duplicates", "--database-url", "postgres://nobody@127.0.0.1:1/x"], &[]).await.refused(1, "Postgres");
+    run(&["poison", "--database-url", "mysql://localhost/x"], &[]).await.refused(2, "postgres://");
+    run(&["poison", "--database-url", "postgres://nobody@127.0.0.1:1/x"], &[]).await.refused(1, "Postgres");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_without_the_lab_will_do_for_a_backlog_only() {
     let db = TestDb::new(Engine::Sqlite).await;
     let app = App::start_built(Builder::new(settings(&db, &[]))).await;
-    for demo in ["duplicates"] {
+    for demo in ["duplicates", "poison"] {
         run(&[demo, "--url", &app.url], &[]).await.refused(1, "stockade serve --demo");
     }
     run(&["backlog", "--orders=3", "--rate=50", "--json", "--url", &app.url], &[]).await.proven();
@@ -226,6 +234,25 @@ async fn a_duplicate_that_deducts_stock_again_is_not_proven() {
     });
     let claims = ["units reserved after the first copy", "units reserved after all copies", "units available"];
     assert_eq!(broken.await, claims);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn poison_that_is_misfiled_is_not_proven() {
+    let broken = lied_to(&["poison"], |path, body| {
+        if path == "/v1/dead-letters" {
+            for letter in body["data"].as_array_mut().unwrap() {
+                match letter["reason"].as_str().unwrap() {
+                    "not-json" => letter["reason"] = "broker-limit".into(),
+                    "not-utf8" => letter["x_death"][0]["reason"] = "expired".into(),
+                    "unknown-type" => letter["error"] = "".into(),
+                    _ => {}
+                }
+            }
+        } else if path.starts_with("/v1/dead-letters/") && body["reason"] == "no-id" {
+            body["body"] = "{}".into();
+        }
+    });
+    assert_eq!(broken.await, ["invalid JSON", "not UTF-8", "unknown event type", "no event id"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

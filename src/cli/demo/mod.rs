@@ -7,6 +7,7 @@
 
 mod backlog;
 mod duplicates;
+mod poison;
 mod report;
 mod server;
 mod shop;
@@ -40,6 +41,8 @@ enum Which {
     Backlog(backlog::Backlog),
     /// The same event is published again and again; its effect happens once. Needs the fault lab (`serve --demo`).
     Duplicates(duplicates::Duplicates),
+    /// Messages that nobody can read become dead letters with a reason, and hold nobody up. Needs the fault lab.
+    Poison(poison::Poison),
 }
 
 /// Where a demo runs, and how it reports.
@@ -88,6 +91,7 @@ impl Demo {
         match self.which {
             Which::Backlog(backlog) => perform(backlog).await,
             Which::Duplicates(duplicates) => perform(duplicates).await,
+            Which::Poison(poison) => perform(poison).await,
         }
     }
 }

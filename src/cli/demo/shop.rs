@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use reqwest::Method;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -77,6 +79,33 @@ pub struct InboxRow {
     pub duplicates: i64,
 }
 
+#[derive(Deserialize)]
+pub struct DeadLetter {
+    id: Uuid,
+    pub message_id: Option<String>,
+    pub reason: String,
+    pub error: String,
+    /// The history of rejections, the latest first.
+    pub x_death: Vec<Death>,
+}
+
+#[derive(Deserialize)]
+pub struct Death {
+    pub reason: String,
+    pub queue: String,
+}
+
+#[derive(Deserialize)]
+struct Letters {
+    data: Vec<DeadLetter>,
+}
+
+#[derive(Deserialize)]
+struct LetterBody {
+    body: String,
+    body_encoding: String,
+}
+
 /// What a look at the server found: what was waited for, or a figure that moves as long as there is hope.
 pub enum Look<T> {
     There(T),
@@ -142,6 +171,13 @@ impl Shop {
         self.client.send("/v1/orders", request.json(&self.order(quantity))).await
     }
 
+    /// Places an order and waits for its outcome.
+    pub async fn place_and_wait(&self, quantity: i64) -> anyhow::Result<Order> {
+        let wait = format!("wait={}", self.patience.as_secs().clamp(1, 20));
+        let request = self.client.request(Method::POST, "/v1/orders").header("prefer", wait);
+        self.client.send("/v1/orders", request.json(&self.order(quantity))).await
+    }
+
     fn order(&self, quantity: i64) -> Value {
         json!({ "customer_id": "demo", "items": [{ "sku": self.sku, "quantity": quantity, "unit_price_minor": 1250 }] })
     }
@@ -170,6 +206,18 @@ impl Shop {
     /// Puts raw bytes onto the queues, past the outbox, as a foreign program could.
     pub async fn publish(&self, message: &Value) -> anyhow::Result<()> {
         self.client.post::<Value>("/v1/lab/publish", message).await.map(drop)
+    }
+
+    /// The open dead letters of a queue, the newest of them.
+    pub async fn dead_letters(&self, queue: &str) -> anyhow::Result<Vec<DeadLetter>> {
+        let page: Letters = self.client.get(&format!("/v1/dead-letters?state=open&queue={queue}&limit=200")).await?;
+        Ok(page.data)
+    }
+
+    /// The bytes that a dead letter has kept.
+    pub async fn bytes_of(&self, letter: &DeadLetter) -> anyhow::Result<Vec<u8>> {
+        let LetterBody { body, body_encoding } = self.client.get(&format!("/v1/dead-letters/{}", letter.id)).await?;
+        Ok(if body_encoding == "base64" { STANDARD.decode(body)? } else { body.into_bytes() })
     }
 
     /// Looks until what is waited for is there. Gives up when nothing has moved for as long as patience lasts.
