@@ -113,6 +113,12 @@ async fn poison_becomes_dead_letters_and_harms_nobody(db: TestDb) {
     assert_eq!(reasons, ["not-json", "schema", "schema", "not-utf8", "unknown-type", "no-id"]);
 }
 
+async fn a_crash_between_commit_and_ack_is_absorbed(db: TestDb) {
+    let ran = run_own(&db, &["crash", "--orders", "5"]).await;
+    assert_eq!(ran.proven()["orders"], 5);
+    assert!(ran.said.contains("SIGABRT"), "{}", ran.said);
+}
+
 async fn a_server_that_is_there_is_played_on_and_left_as_it_was(db: TestDb) {
     let server = Server::start(&db, &[]);
     for args in [["backlog", "--orders=5", "--rate=50"].as_slice(), &["duplicates"], &["poison"]] {
@@ -126,12 +132,15 @@ async fn a_server_that_is_there_is_played_on_and_left_as_it_was(db: TestDb) {
     assert_eq!(server.read("/v1/queues/inventory").await["paused"], false);
     server.put_stock("A", 1).await;
     assert_eq!(server.place_and_wait("alice", &[("A", 1)]).await["status"], "reserved");
+    let crash = run(&["crash", "--url", &server.url], &[]).await;
+    crash.refused(2, "not the demo's to kill");
 }
 
 each_database!(
     a_backlog_grows_and_drains_and_nothing_is_lost,
     a_duplicate_has_no_second_effect,
     poison_becomes_dead_letters_and_harms_nobody,
+    a_crash_between_commit_and_ack_is_absorbed,
     a_server_that_is_there_is_played_on_and_left_as_it_was,
 );
 
@@ -253,6 +262,15 @@ async fn poison_that_is_misfiled_is_not_proven() {
         }
     });
     assert_eq!(broken.await, ["invalid JSON", "not UTF-8", "unknown event type", "no event id"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crash_that_does_not_come_is_not_proven() {
+    // No event fits, so inventory rejects them all and never commits one.
+    let ran = run(&["crash", "--orders=2", "--patience=2s", "--json"], &[("STOCKADE_MAX_EVENT", "100B")]).await;
+    assert_eq!(ran.not_proven(), [] as [&str; 0]);
+    assert!(ran.report()["error"].as_str().unwrap().contains("did not reach the point"), "{}", ran.printed);
+    assert!(ran.said.contains("too-large"), "with what the server logged: {}", ran.said);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -6,6 +6,7 @@
 //! in the Postgres given. On a broker its queues have a prefix of their own, so that it takes no message of others.
 
 mod backlog;
+mod crash;
 mod duplicates;
 mod poison;
 mod report;
@@ -43,6 +44,8 @@ enum Which {
     Duplicates(duplicates::Duplicates),
     /// Messages that nobody can read become dead letters with a reason, and hold nobody up. Needs the fault lab.
     Poison(poison::Poison),
+    /// The process dies between its commit and its acknowledgement, and comes back; nothing is lost or done twice.
+    Crash(crash::Crash),
 }
 
 /// Where a demo runs, and how it reports.
@@ -92,6 +95,7 @@ impl Demo {
             Which::Backlog(backlog) => perform(backlog).await,
             Which::Duplicates(duplicates) => perform(duplicates).await,
             Which::Poison(poison) => perform(poison).await,
+            Which::Crash(crash) => perform(crash).await,
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use anyhow::Context;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use reqwest::Method;
@@ -77,6 +78,12 @@ pub struct Reservation {
 pub struct InboxRow {
     pub state: String,
     pub duplicates: i64,
+}
+
+#[derive(Deserialize)]
+struct OutboxRow {
+    id: Uuid,
+    event_type: String,
 }
 
 #[derive(Deserialize)]
@@ -203,9 +210,23 @@ impl Shop {
         self.client.find(&format!("/v1/inbox/{consumer}/{event_id}")).await
     }
 
+    /// The id of the `order.placed` of an order.
+    pub async fn placed_event(&self, order_id: Uuid) -> anyhow::Result<Uuid> {
+        let path = format!("/v1/outbox?aggregate_type=order&aggregate_id={order_id}");
+        let rows: Vec<OutboxRow> = self.client.list(&path).await?;
+        let first = rows.iter().rfind(|row| row.event_type == "order.placed");
+        Ok(first.with_context(|| format!("order {order_id} has no order.placed"))?.id)
+    }
+
     /// Puts raw bytes onto the queues, past the outbox, as a foreign program could.
     pub async fn publish(&self, message: &Value) -> anyhow::Result<()> {
         self.client.post::<Value>("/v1/lab/publish", message).await.map(drop)
+    }
+
+    /// Lets the server die the next time that `consumer` gets to `point`.
+    pub async fn arm_crash(&self, point: &str, consumer: &str) -> anyhow::Result<()> {
+        let crash = json!({ "point": point, "consumer": consumer });
+        self.client.post::<Value>("/v1/lab/crash", &crash).await.map(drop)
     }
 
     /// The open dead letters of a queue, the newest of them.
