@@ -145,6 +145,22 @@ each_database!(
 );
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_of_them_are_one_command() {
+    let db = TestDb::new(Engine::Sqlite).await;
+    let ran = run(&["all", "--json"], &[]).await;
+    assert_eq!(ran.status.code(), Some(0), "{}", ran.said);
+    let names = |report: &Value| -> Vec<String> {
+        assert_eq!(report["proven"], true);
+        report["demos"].as_array().unwrap().iter().map(|demo| demo["demo"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(names(&ran.report()), ["backlog", "duplicates", "poison", "crash"]);
+    let server = Server::start(&db, &[]);
+    let ran = run(&["all", "--json", "--url", &server.url], &[]).await;
+    assert_eq!(names(&ran.report()), ["backlog", "duplicates", "poison"], "it kills nobody else's server");
+    assert!(ran.said.contains("Without the crash"), "{}", ran.said);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn inventory_may_be_a_process_that_is_stopped() {
     let db = TestDb::new(Engine::Postgres).await;
     let ran = run_own(&db, &["backlog", "--stop", "--orders", "10", "--rate", "50"]).await;

@@ -21,17 +21,20 @@ const INVENTORY: &str = "inventory";
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Orders that may be under way at once, so that a high rate can be kept.
 const UNDER_WAY_MAX: usize = 32;
+/// Quick to see; `--rate 1 --orders 60` is the classic one.
+const ORDERS_USUAL: i64 = 60;
+const RATE_USUAL: f64 = 20.0;
 /// The most that can be asked for; keeps the counting at the end a matter of seconds.
 const ORDERS_MAX: i64 = 100_000;
 
 #[derive(Args)]
 pub struct Backlog {
     /// Orders to place while inventory is away.
-    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(i64).range(1..=ORDERS_MAX))]
+    #[arg(long, default_value_t = ORDERS_USUAL, value_parser = clap::value_parser!(i64).range(1..=ORDERS_MAX))]
     orders: i64,
 
     /// Orders per second.
-    #[arg(long, default_value_t = 20.0, value_parser = positive)]
+    #[arg(long, default_value_t = RATE_USUAL, value_parser = positive)]
     rate: f64,
 
     /// Run inventory as a process of its own and stop that, rather than pause it. Needs a Postgres.
@@ -75,6 +78,10 @@ impl Play for Backlog {
 }
 
 impl Backlog {
+    pub fn usual(place: Place) -> Self {
+        Self { orders: ORDERS_USUAL, rate: RATE_USUAL, stop: false, place }
+    }
+
     async fn open(&self, stage: &mut Stage) -> anyhow::Result<Shop> {
         if !self.stop {
             return stage.open().await;

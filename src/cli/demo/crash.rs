@@ -17,13 +17,14 @@ use crate::cli::exit::Exit;
 const INVENTORY: &str = "inventory";
 const POINT: &str = "consumer.after_commit";
 const SIGABRT: i32 = 6;
+const ORDERS_USUAL: i64 = 10;
 /// The embedded queue gives a dead process's messages to others after this long; a broker does it at once.
 const LEASE: &str = "2s";
 
 #[derive(Args)]
 pub struct Crash {
     /// Orders placed at once; the process dies over the first of them.
-    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(i64).range(1..=1000))]
+    #[arg(long, default_value_t = ORDERS_USUAL, value_parser = clap::value_parser!(i64).range(1..=1000))]
     orders: i64,
 
     #[command(flatten)]
@@ -69,6 +70,10 @@ impl Play for Crash {
 }
 
 impl Crash {
+    pub fn usual(place: Place) -> Self {
+        Self { orders: ORDERS_USUAL, place }
+    }
+
     /// Arms the crash and places the orders that set it off.
     async fn die(&self, stage: &mut Stage, shop: &Shop, run: Uuid) -> anyhow::Result<()> {
         let pid = stage.servers[0].pid().unwrap_or_default();

@@ -14,11 +14,12 @@ use super::{Place, Play, Stage};
 const INVENTORY: &str = "inventory";
 const ON_HAND: i64 = 100;
 const QUANTITY: i64 = 5;
+const TIMES_USUAL: i64 = 2;
 
 #[derive(Args)]
 pub struct Duplicates {
     /// How often the event is published in all.
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(i64).range(2..=1000))]
+    #[arg(long, default_value_t = TIMES_USUAL, value_parser = clap::value_parser!(i64).range(2..=1000))]
     times: i64,
 
     #[command(flatten)]
@@ -81,6 +82,10 @@ impl Play for Duplicates {
 }
 
 impl Duplicates {
+    pub fn usual(place: Place) -> Self {
+        Self { times: TIMES_USUAL, place }
+    }
+
     /// Waits until inventory has dealt with the event and with `copies` more of it.
     async fn watch(&self, shop: &Shop, event_id: Uuid, copies: i64) -> anyhow::Result<InboxRow> {
         let mut live = Live::start();

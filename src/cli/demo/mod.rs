@@ -23,6 +23,10 @@ use stockade::lifecycle::asked_to_stop;
 
 use super::exit::Exit;
 use super::scratch::Scratch;
+use backlog::Backlog;
+use crash::Crash;
+use duplicates::Duplicates;
+use poison::Poison;
 use report::Report;
 use server::{Recipe, Server};
 use shop::{Look, Shop};
@@ -38,14 +42,22 @@ pub struct Demo {
 
 #[derive(Subcommand)]
 enum Which {
+    #[command(flatten)]
+    One(One),
+    /// All of these, one after the other.
+    All(Place),
+}
+
+#[derive(Subcommand)]
+enum One {
     /// Inventory rests while orders come in; when it is back it works off what waited, and nothing is lost.
-    Backlog(backlog::Backlog),
+    Backlog(Backlog),
     /// The same event is published again and again; its effect happens once. Needs the fault lab (`serve --demo`).
-    Duplicates(duplicates::Duplicates),
+    Duplicates(Duplicates),
     /// Messages that nobody can read become dead letters with a reason, and hold nobody up. Needs the fault lab.
-    Poison(poison::Poison),
+    Poison(Poison),
     /// The process dies between its commit and its acknowledgement, and comes back; nothing is lost or done twice.
-    Crash(crash::Crash),
+    Crash(Crash),
 }
 
 /// Where a demo runs, and how it reports.
@@ -91,16 +103,67 @@ trait Play {
 
 impl Demo {
     pub async fn run(self) -> anyhow::Result<ExitCode> {
-        match self.which {
-            Which::Backlog(backlog) => perform(backlog).await,
-            Which::Duplicates(duplicates) => perform(duplicates).await,
-            Which::Poison(poison) => perform(poison).await,
-            Which::Crash(crash) => perform(crash).await,
+        let reports = match self.which {
+            Which::One(demo) => {
+                let report = demo.perform().await?;
+                report.print(demo.place().json)?;
+                vec![report]
+            }
+            Which::All(place) => perform_all(place).await?,
+        };
+        let proven = reports.iter().all(Report::is_proven);
+        Ok(if proven { Exit::Ok } else { Exit::Broken }.into())
+    }
+}
+
+async fn perform_all(place: Place) -> anyhow::Result<Vec<Report>> {
+    let mut demos = vec![
+        One::Backlog(Backlog::usual(place.clone())),
+        One::Duplicates(Duplicates::usual(place.clone())),
+        One::Poison(Poison::usual(place.clone())),
+    ];
+    match place.url {
+        None => demos.push(One::Crash(Crash::usual(place.clone()))),
+        Some(_) => tell::note("Without the crash: the server at --url is not the demo's to kill.\n"),
+    }
+    let mut reports = Vec::new();
+    for demo in demos {
+        let report = demo.perform().await?;
+        if !place.json {
+            report.print(false)?;
+            tell::gap();
+        }
+        reports.push(report);
+    }
+    if place.json {
+        report::print_all(&reports)?;
+    }
+    Ok(reports)
+}
+
+impl One {
+    fn place(&self) -> &Place {
+        match self {
+            Self::Backlog(backlog) => backlog.place(),
+            Self::Duplicates(duplicates) => duplicates.place(),
+            Self::Poison(poison) => poison.place(),
+            Self::Crash(crash) => crash.place(),
+        }
+    }
+
+    async fn perform(&self) -> anyhow::Result<Report> {
+        match self {
+            Self::Backlog(backlog) => perform(backlog).await,
+            Self::Duplicates(duplicates) => perform(duplicates).await,
+            Self::Poison(poison) => perform(poison).await,
+            Self::Crash(crash) => perform(crash).await,
         }
     }
 }
 
-async fn perform<P: Play>(play: P) -> anyhow::Result<ExitCode> {
+/// Plays a demo through. A promise that was seen broken is part of the report; anything else that goes wrong is an
+/// error, since it proves nothing.
+async fn perform<P: Play>(play: &P) -> anyhow::Result<Report> {
     let mut stage = Stage::new(P::NAME, play.place().clone());
     tell::title(P::TITLE, P::ABOUT);
     let ended = tokio::select! {
@@ -109,20 +172,18 @@ async fn perform<P: Play>(play: P) -> anyhow::Result<ExitCode> {
         asked = asked_to_stop() => asked.map_err(Into::into).and(Err(Exit::Interrupted.because("interrupted"))),
         ended = play.play(&mut stage) => ended,
     };
-    if let Err(error) = &ended
-        && Exit::of(error) == Exit::Broken
-    {
-        stage.report.broke_off(error.to_string());
-    }
+    let ended = match ended {
+        Err(error) if Exit::of(&error) == Exit::Broken => {
+            stage.report.broke_off(error.to_string());
+            Ok(())
+        }
+        ended => ended,
+    };
     if !stage.report.is_proven() {
         stage.show_logs();
     }
     let report = stage.leave().await;
-    match ended {
-        Err(error) if Exit::of(&error) != Exit::Broken => return Err(error),
-        _ => report.print(play.place().json)?,
-    }
-    Ok(if report.is_proven() { Exit::Ok } else { Exit::Broken }.into())
+    ended.map(|()| report)
 }
 
 /// What a demo stands on: its servers and what they keep, and what must be put right when it ends, however it does.

@@ -96,6 +96,10 @@ impl Play for Poison {
 }
 
 impl Poison {
+    pub fn usual(place: Place) -> Self {
+        Self { place }
+    }
+
     /// Places an order that must be reserved; how long that took, in milliseconds.
     async fn order(&self, stage: &mut Stage, shop: &Shop, when: &str) -> anyhow::Result<u64> {
         let start = Instant::now();

@@ -4,7 +4,7 @@ use std::io::Write;
 
 use anstyle::{AnsiColor, Style};
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 const GOOD: Style = AnsiColor::Green.on_default().bold();
 const BAD: Style = AnsiColor::Red.on_default().bold();
@@ -100,6 +100,13 @@ impl Report {
             false => writeln!(out, "{BAD}Not proven{BAD:#}: {place}."),
         }
     }
+}
+
+/// Several as one JSON object.
+pub fn print_all(reports: &[Report]) -> std::io::Result<()> {
+    let proven = reports.iter().all(Report::is_proven);
+    let all = json!({ "proven": proven, "demos": reports });
+    writeln!(anstream::stdout(), "{}", serde_json::to_string_pretty(&all)?)
 }
 
 #[cfg(test)]

@@ -32,6 +32,11 @@ pub fn note(text: &str) {
     }
 }
 
+/// Sets what follows apart.
+pub fn gap() {
+    anstream::eprintln!();
+}
+
 /// `37 ███████████···` of how many there are.
 pub fn gauge(value: i64, of: i64) -> String {
     let share = value.clamp(0, of.max(1)) as f64 / of.max(1) as f64;
