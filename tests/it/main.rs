@@ -3,6 +3,7 @@
 mod architecture;
 mod chaos;
 mod cli;
+mod compose;
 mod consumers;
 mod crashes;
 mod dead_letters;
