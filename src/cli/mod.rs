@@ -20,6 +20,7 @@ Stockade takes orders, reserves stock and notifies customers, every effect exact
 
   stockade serve                 start on http://127.0.0.1:8080 with an embedded database
   stockade serve --demo          the same, with the fault lab
+  stockade demo all              see what it promises, and that it keeps it
   stockade bench --orders 20000  measure this machine
 
 On Postgres:
