@@ -52,15 +52,16 @@ impl Client {
         }
     }
 
-    /// GETs every row of a list; `path` has a query already.
+    /// GETs every row of a list, page by page.
     pub async fn list<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<Vec<T>> {
+        let first = format!("{path}{}limit=200", if path.contains('?') { '&' } else { '?' });
         let mut rows = Vec::new();
-        let mut next = format!("{path}&limit=200");
+        let mut next = first.clone();
         loop {
             let page: Page<T> = self.get(&next).await?;
             rows.extend(page.data);
             match page.next_cursor {
-                Some(cursor) => next = format!("{path}&limit=200&cursor={cursor}"),
+                Some(cursor) => next = format!("{first}&cursor={cursor}"),
                 None => return Ok(rows),
             }
         }

@@ -12,11 +12,14 @@ pub struct ScratchSchema {
 }
 
 impl ScratchSchema {
-    /// Makes it. `prefix` is a plain word, for whoever finds the schema of a run that was killed.
-    pub async fn create(database_url: &str, prefix: &str) -> anyhow::Result<Self> {
-        let schema = Self { database_url: database_url.to_owned(), name: format!("{prefix}_{}", mint_id().simple()) };
-        schema.execute(format!("CREATE SCHEMA {}", schema.name)).await.context("cannot create a schema in Postgres")?;
-        Ok(schema)
+    /// Names it. `prefix` is a plain word, for whoever finds the schema of a run that was killed.
+    pub fn new(database_url: &str, prefix: &str) -> Self {
+        Self { database_url: database_url.to_owned(), name: format!("{prefix}_{}", mint_id().simple()) }
+    }
+
+    pub async fn create(&self) -> anyhow::Result<()> {
+        let create = self.execute(format!("CREATE SCHEMA {}", self.name));
+        create.await.context("cannot create a schema in Postgres")
     }
 
     pub fn name(&self) -> &str {
@@ -29,8 +32,9 @@ impl ScratchSchema {
         format!("{}{joint}options[search_path]={}", self.database_url, self.name)
     }
 
+    /// Drops it with all that is in it, if it was created.
     pub async fn remove(self) -> anyhow::Result<()> {
-        self.execute(format!("DROP SCHEMA {} CASCADE", self.name))
+        self.execute(format!("DROP SCHEMA IF EXISTS {} CASCADE", self.name))
             .await
             .with_context(|| format!("the schema {} could not be dropped; drop it by hand", self.name))
     }

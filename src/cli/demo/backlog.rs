@@ -12,8 +12,9 @@ use stockade::config::Part;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::shop::{Look, Shop};
+use super::stage::Stage;
 use super::tell::{self, Live};
-use super::{Place, Play, Stage};
+use super::{Place, Play};
 use crate::cli::exit::Exit;
 
 const INVENTORY: &str = "inventory";

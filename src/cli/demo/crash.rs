@@ -10,8 +10,9 @@ use stockade::clock::mint_id;
 use uuid::Uuid;
 
 use super::shop::{Look, Order, Shop};
+use super::stage::Stage;
 use super::tell::{self, Live};
-use super::{Place, Play, Stage};
+use super::{Place, Play};
 use crate::cli::exit::Exit;
 
 const INVENTORY: &str = "inventory";

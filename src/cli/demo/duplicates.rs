@@ -8,8 +8,9 @@ use stockade::orders::events::PLACED;
 use uuid::Uuid;
 
 use super::shop::{InboxRow, Look, Shop, order_placed};
+use super::stage::Stage;
 use super::tell::{self, Live};
-use super::{Place, Play, Stage};
+use super::{Place, Play};
 
 const INVENTORY: &str = "inventory";
 const ON_HAND: i64 = 100;

@@ -12,24 +12,22 @@ mod poison;
 mod report;
 mod server;
 mod shop;
+mod stage;
 mod tell;
 
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use stockade::db::ScratchSchema;
 use stockade::lifecycle::asked_to_stop;
 
 use super::exit::Exit;
-use super::scratch::Scratch;
 use backlog::Backlog;
 use crash::Crash;
 use duplicates::Duplicates;
 use poison::Poison;
 use report::Report;
-use server::{Recipe, Server};
-use shop::{Look, Shop};
+use stage::Stage;
 
 /// The queue that is a table in the database.
 const EMBEDDED: &str = "embedded";
@@ -184,163 +182,6 @@ async fn perform<P: Play>(play: &P) -> anyhow::Result<Report> {
     }
     let report = stage.leave().await;
     ended.map(|()| report)
-}
-
-/// What a demo stands on: its servers and what they keep, and what must be put right when it ends, however it does.
-struct Stage {
-    report: Report,
-    place: Place,
-    steps: usize,
-    servers: Vec<Server>,
-    schema: Option<ScratchSchema>,
-    scratch: Option<Scratch>,
-    /// A consumer that rests on somebody else's server.
-    to_resume: Option<(Shop, &'static str)>,
-}
-
-impl Stage {
-    fn new(demo: &'static str, place: Place) -> Self {
-        let report = Report::new(demo);
-        Self { report, place, steps: 0, servers: Vec::new(), schema: None, scratch: None, to_resume: None }
-    }
-
-    /// Begins the next step; `look_for` is what one should see.
-    fn step(&mut self, what: &str, look_for: &str) {
-        self.steps += 1;
-        tell::step(self.steps, what, look_for);
-    }
-
-    /// The server to play on: the one given, or one that is started now.
-    async fn open(&mut self) -> anyhow::Result<Shop> {
-        let Some(url) = self.place.url.clone() else {
-            return self.open_own(&["all"], &[]).await;
-        };
-        self.step(&format!("Using the server at {url}"), "");
-        let shop = Shop::new(&url, self.place.patience)?;
-        self.introduce(&shop, false).await?;
-        Ok(shop)
-    }
-
-    /// The same, where the demo needs the fault lab.
-    async fn open_with_lab(&mut self) -> anyhow::Result<Shop> {
-        let shop = self.open().await?;
-        if !shop.has_lab().await? {
-            anyhow::bail!(
-                "the server at {} has no fault lab, which this demo needs: start it with `stockade serve --demo`, or \
-                 leave --url out and the demo starts one of its own",
-                shop.url()
-            );
-        }
-        Ok(shop)
-    }
-
-    /// Servers of the demo's own, one per set of modules; the first is the one to talk to.
-    async fn open_own(&mut self, processes: &[&str], flags: &[&str]) -> anyhow::Result<Shop> {
-        self.step("Starting a server of its own", "");
-        for modules in processes {
-            let recipe = self.recipe(modules, flags).await?;
-            self.servers.push(Server::start(recipe).await?);
-        }
-        let shop = Shop::new(&self.servers[0].url, self.place.patience)?;
-        self.introduce(&shop, true).await?;
-        self.check_alone(&shop).await?;
-        Ok(shop)
-    }
-
-    /// How to start a process on the demo's own database and queues.
-    async fn recipe(&mut self, modules: &str, flags: &[&str]) -> anyhow::Result<Recipe> {
-        let folder = match &self.scratch {
-            Some(scratch) => scratch,
-            None => self.scratch.insert(Scratch::new("demo")?),
-        };
-        if self.schema.is_none()
-            && let Some(url) = self.place.postgres()?
-        {
-            self.schema = Some(ScratchSchema::create(url, "stockade_demo").await?);
-        }
-        Ok(Recipe {
-            database_url: match &self.schema {
-                Some(schema) => schema.url(),
-                None => format!("sqlite:{}", folder.path().join("demo.db").display()),
-            },
-            broker_url: self.place.broker_url.clone(),
-            queue_prefix: self.place.own_queue_prefix(),
-            modules: modules.to_owned(),
-            flags: flags.iter().map(|&flag| flag.to_owned()).collect(),
-            log: folder.path().join(format!("server-{}.log", self.servers.len())),
-        })
-    }
-
-    /// Says what a server runs on, once both its engines are up.
-    async fn introduce(&mut self, shop: &Shop, own: bool) -> anyhow::Result<()> {
-        let health = shop
-            .until("the database and the broker", async || {
-                let health = shop.health().await?;
-                let up = health.database.status == "up" && health.broker.status == "up";
-                Ok(if up { Look::There(health) } else { Look::NotYet(0) })
-            })
-            .await
-            .map_err(|error| match Exit::of(&error) {
-                Exit::Broken => Exit::Unavailable.because(error.to_string()),
-                _ => error,
-            })?;
-        let (database, broker) = (health.database.kind, health.broker.kind);
-        let place = match &self.schema {
-            Some(schema) => format!(", in a schema of its own ({})", schema.name()),
-            None if own => ", in a temporary file".to_owned(),
-            None => String::new(),
-        };
-        tell::note(&format!("{}, database {database}{place}, queue {broker}", shop.url()));
-        for (name, value) in [("url", shop.url()), ("database", &database), ("broker", &broker)] {
-            self.report.server(name, value);
-        }
-        self.report.server("own", own);
-        Ok(())
-    }
-
-    /// Others on the same queues would take the demo's messages, and what is left in them is worked off first.
-    async fn check_alone(&self, shop: &Shop) -> anyhow::Result<()> {
-        let queue = shop.queue("inventory").await?;
-        if queue.consumers.unwrap_or(0) > 1 {
-            let prefix = self.place.own_queue_prefix();
-            return Err(Exit::Conflict.because(format!(
-                "somebody else consumes from {}; give another --queue-prefix than {prefix}",
-                queue.name
-            )));
-        }
-        shop.until("what was left in the queue to be worked off", async || {
-            let left = shop.queue("inventory").await?.waiting();
-            Ok(if left == 0 { Look::There(()) } else { Look::NotYet(left) })
-        })
-        .await
-    }
-
-    /// What its own servers had to say, for when something went wrong.
-    fn show_logs(&self) {
-        for tail in self.servers.iter().map(Server::log_tail).filter(|tail| !tail.is_empty()) {
-            tell::note(&format!("\nThe server's log ends with:\n{tail}"));
-        }
-    }
-
-    /// Puts everything back as it was.
-    async fn leave(mut self) -> Report {
-        if let Some((shop, consumer)) = self.to_resume.take()
-            && let Err(error) = shop.resume(consumer).await
-        {
-            tell::note(&format!("{consumer} is still paused at {}: {error:#}", shop.url()));
-        }
-        for mut server in self.servers.drain(..) {
-            if let Err(error) = server.stop().await {
-                tell::note(&format!("a server could not be stopped: {error:#}"));
-            }
-        }
-        if let Some(schema) = self.schema.take()
-            && let Err(error) = schema.remove().await
-        {
-            tell::note(&format!("{error:#}"));
-        }
-        self.report
-    }
 }
 
 impl Place {

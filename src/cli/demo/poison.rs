@@ -10,8 +10,9 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::shop::{DeadLetter, Look, Shop, order_placed};
+use super::stage::Stage;
 use super::tell::{self, Live};
-use super::{Place, Play, Stage};
+use super::{Place, Play};
 
 const INVENTORY: &str = "inventory";
 const ON_HAND: i64 = 100;

@@ -155,6 +155,10 @@ impl Shop {
         self.client.get(&format!("/v1/queues/{name}")).await
     }
 
+    pub async fn queues(&self) -> anyhow::Result<Vec<Queue>> {
+        self.client.list("/v1/queues").await
+    }
+
     pub async fn pause(&self, consumer: &str) -> anyhow::Result<()> {
         self.client.post::<Value>(&format!("/v1/consumers/{consumer}/pause"), &json!({})).await.map(drop)
     }
