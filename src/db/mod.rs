@@ -11,6 +11,7 @@
 mod filter;
 mod migrate;
 mod open;
+mod scratch;
 mod trouble;
 mod wakes;
 mod writer;
@@ -27,6 +28,7 @@ use sqlx::{PgPool, Postgres, Sqlite, SqliteConnection, SqlitePool, Transaction};
 pub(crate) use filter::fetch_page;
 pub use filter::{Filter, Value};
 pub use open::Options;
+pub use scratch::ScratchSchema;
 pub use trouble::Trouble;
 pub use wakes::{Bell, Wakes};
 use writer::{Writer, Writing};

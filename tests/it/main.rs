@@ -3,9 +3,11 @@
 mod architecture;
 mod chaos;
 mod cli;
+mod compose;
 mod consumers;
 mod crashes;
 mod dead_letters;
+mod demos;
 mod http;
 mod idempotency;
 mod inbox;

@@ -21,6 +21,7 @@ use stockade::config::Settings;
 use stockade::db::{Db, Options};
 use stockade::telemetry::{self, LogFormat};
 
+use super::scratch::Scratch;
 use load::Workload;
 use usage::Usage;
 
@@ -100,10 +101,10 @@ impl Bench {
     pub async fn run(self) -> anyhow::Result<ExitCode> {
         telemetry::init("warn", LogFormat::Auto)?;
         anyhow::ensure!(self.orders > 0 && self.concurrency > 0 && self.rounds > 0, "nothing to measure");
-        let scratch = Scratch::new()?;
+        let scratch = Scratch::new("bench")?;
         let database_url = match (&self.database_url, &self.url) {
             (Some(url), _) => url.clone(),
-            (None, None) => format!("sqlite:{}", scratch.folder.join("bench.db").display()),
+            (None, None) => format!("sqlite:{}", scratch.path().join("bench.db").display()),
             (None, Some(_)) => anyhow::bail!("give --database-url too: the end state is verified by SQL"),
         };
         let server = match &self.url {
@@ -200,25 +201,5 @@ impl Report {
             [] => println!("  {:<22} yes: stock conserved, one reservation and one notice per order", "verified"),
             violations => println!("  {:<22} NO: {}", "verified", violations.join("; ")),
         }
-    }
-}
-
-/// A folder for the run's own database, gone afterwards.
-struct Scratch {
-    folder: std::path::PathBuf,
-}
-
-impl Scratch {
-    fn new() -> std::io::Result<Self> {
-        let folder = std::env::temp_dir().join(format!("stockade-bench-{}", mint_id()));
-        std::fs::create_dir(&folder)?;
-        Ok(Self { folder })
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // What cannot be removed is the temporary folder's owner's to clean.
-        let _ = std::fs::remove_dir_all(&self.folder);
     }
 }
