@@ -20,7 +20,7 @@ use super::event::{self, Label, Message, Unreadable};
 use super::health::{LoopState, Pulse};
 use super::inbox::{self, Action, Arrival, Effect, Mark, Met, State};
 use super::outbox::{self, Entry};
-use super::transport::{Delivery, Subscription, Tag, TransportError};
+use super::transport::{Delivery, Subscription, Tag, TransportError, Way};
 use super::{Kernel, Outcome, Pace, Patience, Reaction};
 use crate::db::{Trouble, Tx};
 
@@ -103,6 +103,15 @@ impl<R: Reaction> Consumer<R> {
                 tokio::select! { () = gate.until(false) => {} () = stop.cancelled() => {} }
                 continue;
             }
+            if let Some(why) = self.kernel.transport.obstacle(Way::In) {
+                self.pulse.troubled(why, self.kernel.db.clock().now());
+                tokio::select! {
+                    () = self.kernel.transport.until_open(Way::In) => {}
+                    () = gate.until(true) => {}
+                    () = stop.cancelled() => {}
+                }
+                continue;
+            }
             let stopping = async {
                 tokio::select! { () = gate.until(true) => {} () = stop.cancelled() => {} }
             };
@@ -123,7 +132,7 @@ impl<R: Reaction> Consumer<R> {
         let ended = loop {
             tokio::select! {
                 biased;
-                () = &mut stopping => break Ok(()),
+                () = &mut stopping => break self.work_off_rest(&mut subscription).await,
                 () = subscription.ready(self.kernel.tuning.poll) => {}
             }
             let pace = Pace::start();
@@ -138,6 +147,13 @@ impl<R: Reaction> Consumer<R> {
         };
         subscription.close().await;
         ended
+    }
+
+    /// Works off what a broker has sent already; the rest of the queue is left alone.
+    async fn work_off_rest(&self, subscription: &mut Subscription) -> Result<(), TransportError> {
+        subscription.wind_down().await;
+        while self.try_once(subscription).await? > 0 {}
+        Ok(())
     }
 
     /// Takes what is there and deals with it; returns how many deliveries that was.
