@@ -209,7 +209,9 @@ impl Settings {
             return Ok(());
         };
         rabbit.uri().map_err(|error| {
-            anyhow::anyhow!("STOCKADE_BROKER_URL takes `embedded`, `amqp://…` or `amqps://…`, and this cannot be read: {error}")
+            anyhow::anyhow!(
+                "STOCKADE_BROKER_URL takes `embedded`, `amqp://…` or `amqps://…`, and this cannot be read: {error}"
+            )
         })?;
         let own = format!("{}.", self.queue_prefix);
         if let Some(queue) = extra.iter().map(|extra| &extra.queue).find(|queue| queue.starts_with(&own)) {

@@ -22,6 +22,7 @@ use super::inbox::{self, Action, Arrival, Effect, Mark, Met, State};
 use super::outbox::{self, Entry};
 use super::transport::{Delivery, Subscription, Tag, TransportError, Way};
 use super::{Kernel, Outcome, Pace, Patience, Reaction};
+use crate::clock::mint_id;
 use crate::db::{Trouble, Tx};
 
 /// From this delivery on a message runs alone.
@@ -127,6 +128,9 @@ impl<R: Reaction> Consumer<R> {
 
     /// Takes batches on one subscription until `stopping` resolves or something is away.
     async fn consume(&self, stopping: impl Future<Output = ()>, patience: &mut Patience) -> Result<(), TransportError> {
+        // A broker counts deliveries and gives up on a message after so many: none is taken before the database is seen
+        // to work, or an outage would use them up.
+        self.check_database().await?;
         let mut subscription = self.kernel.transport.subscribe(&self.queue).await?;
         tokio::pin!(stopping);
         let ended = loop {
@@ -147,6 +151,24 @@ impl<R: Reaction> Consumer<R> {
         };
         subscription.close().await;
         ended
+    }
+
+    /// Writes something durably, and leaves no trace of it.
+    async fn check_database(&self) -> sqlx::Result<()> {
+        let mut tx = self.kernel.db.begin().await?;
+        let (id, now) = (mint_id(), tx.now());
+        crate::on!(tx, c => {
+            sqlx::query("INSERT INTO messaging_subscriptions (id, queue, seen_at) VALUES ($1, $2, $3)")
+                .bind(id)
+                .bind(&self.queue)
+                .bind(now)
+                .execute(c)
+                .await
+        .map(drop)})?;
+        crate::on!(tx, c => {
+            sqlx::query("DELETE FROM messaging_subscriptions WHERE id = $1").bind(id).execute(c).await.map(drop)
+        })?;
+        tx.commit().await
     }
 
     /// Works off what a broker has sent already; the rest of the queue is left alone.

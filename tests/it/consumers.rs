@@ -10,7 +10,7 @@ use stockade::messaging::health::LoopState;
 use stockade::messaging::pause::{self, Pauses};
 use tokio_util::sync::CancellationToken;
 
-use crate::support::kernel::{AGES, ATTEMPTS_MAX, EVENT_BYTES_MAX, LEASE, QUEUE, Rig, many, told, told_with};
+use crate::support::kernel::{AGES, ATTEMPTS_MAX, EVENT_BYTES_MAX, LEASE, Rig, many, told, told_with};
 use crate::support::{TestDb, each_database, eventually};
 
 async fn a_duplicate_has_no_second_effect_and_is_counted(db: TestDb) {
@@ -42,13 +42,13 @@ async fn two_instances_racing_over_copies_apply_each_event_once(db: TestDb) {
     }
     let second = Consumer::new(rig.kernel.clone(), rig.probe.clone());
     let work = async |consumer: &Consumer<_>| {
-        let mut subscription = rig.subscribe(QUEUE).await;
+        let mut subscription = rig.subscribe(&rig.queue).await;
         while consumer.try_once(&mut subscription).await.unwrap() > 0 {}
     };
     tokio::join!(work(&rig.consumer), work(&second));
     assert_each_once(&rig, &events).await;
     assert_eq!(rig.number("SELECT sum(duplicates) FROM messaging_inbox").await, 300);
-    assert_eq!(rig.depth(QUEUE).await.ready, 0);
+    assert_eq!(rig.depth(&rig.queue).await.ready, 0);
 }
 
 async fn each_event_of_a_batch_has_its_own_outcome(db: TestDb) {
@@ -129,17 +129,21 @@ async fn retries_go_through_the_outbox_with_backoff_and_keep_id_and_correlation(
     let body = format!("{}\n", String::from_utf8(event.to_body()).unwrap()).into_bytes();
     rig.deliver_raw(&body, Some(&event.event_id.to_string()), Map::new(), 1).await;
     let waiting = "SELECT count(*) FROM messaging_outbox WHERE kind = 'retry' AND status = 'pending' AND target = ";
-    let waiting = format!("{waiting}'{QUEUE}'");
+    let waiting = format!("{waiting}'{}'", rig.queue);
     // 5 s doubled for each attempt, spread between the half and the whole of it.
     for (attempt, longest) in [(1, 10), (2, 20)] {
         assert_eq!(rig.consume().await, 1);
-        assert_eq!((rig.number(&waiting).await, rig.depth(QUEUE).await.ready), (1, 0), "written, then acknowledged");
+        assert_eq!(
+            (rig.number(&waiting).await, rig.depth(&rig.queue).await.ready),
+            (1, 0),
+            "written, then acknowledged"
+        );
         assert_eq!(rig.inbox(&event).await.unwrap().attempts, attempt);
         rig.advance(Duration::from_secs(longest / 2 - 1)).await;
         assert_eq!(rig.relay.try_once().await.unwrap(), 0, "not before half the delay");
         rig.advance(Duration::from_secs(longest / 2 + 1)).await;
         assert_eq!(rig.relay.try_once().await.unwrap(), 1, "but after the whole of it");
-        let mut peek = rig.subscribe(QUEUE).await;
+        let mut peek = rig.subscribe(&rig.queue).await;
         let delivery = peek.take(1).await.unwrap().remove(0);
         assert_eq!(delivery.body, body);
         assert_eq!(delivery.message_id, Some(event.event_id.to_string()));
@@ -189,7 +193,10 @@ async fn poison_is_filed_verbatim_with_its_reason(db: TestDb) {
     let letters = rig.letters().await;
     let mut filed = Vec::new();
     for letter in &letters {
-        assert_eq!((letter.queue.as_str(), letter.consumer.as_str(), letter.state.as_str()), (QUEUE, "probe", "open"));
+        assert_eq!(
+            (letter.queue.as_str(), letter.consumer.as_str(), letter.state.as_str()),
+            (rig.queue.as_str(), "probe", "open")
+        );
         assert!(!letter.error.is_empty(), "{}", letter.reason);
         assert_eq!(letter.x_death[0]["reason"], "rejected");
         filed.push((letter.reason.clone(), rig.letter(letter.id).await.body));
@@ -209,7 +216,7 @@ async fn from_the_third_delivery_on_a_message_runs_alone(db: TestDb) {
         rig.deliver(event, 1).await;
     }
     for _ in 0..2 {
-        assert_eq!(rig.subscribe(QUEUE).await.take(9).await.unwrap().len(), 2);
+        assert_eq!(rig.subscribe(&rig.queue).await.take(9).await.unwrap().len(), 2);
         rig.advance(LEASE + Duration::from_secs(1)).await;
     }
     for event in &fresh {
@@ -255,12 +262,12 @@ async fn a_database_that_is_away_makes_no_process_killer(db: TestDb) {
     let event = told("away");
     rig.deliver(&event, 1).await;
     for _ in 0..2 {
-        assert_eq!(rig.subscribe(QUEUE).await.take(1).await.unwrap().len(), 1);
+        assert_eq!(rig.subscribe(&rig.queue).await.take(1).await.unwrap().len(), 1);
         rig.advance(LEASE + Duration::from_secs(1)).await;
     }
     // Alone from here on. The database fails under it far more often than a killer may kill.
     for _ in 0..6 {
-        assert!(rig.consumer.try_once(&mut rig.subscribe(QUEUE).await).await.is_err());
+        assert!(rig.consumer.try_once(&mut rig.subscribe(&rig.queue).await).await.is_err());
     }
     rig.probe.heal();
     rig.settle().await;
@@ -304,11 +311,11 @@ async fn a_closed_database_loses_no_message(db: TestDb) {
         let rig = Rig::new(&db).await;
         rig.deliver(&event, 1).await;
         rig.db.close().await;
-        assert!(rig.consumer.try_once(&mut rig.subscribe(QUEUE).await).await.is_err());
+        assert!(rig.consumer.try_once(&mut rig.subscribe(&rig.queue).await).await.is_err());
         assert!(rig.relay.try_once().await.is_err());
     }
     let rig = Rig::new(&db).await;
-    let mut subscription = rig.subscribe(QUEUE).await;
+    let mut subscription = rig.subscribe(&rig.queue).await;
     let taken = subscription.take(9).await.unwrap();
     assert_eq!((taken.len(), taken[0].deliveries), (1, 1));
     subscription.release(&[taken[0].tag]).await.unwrap();
@@ -339,7 +346,7 @@ async fn a_pause_survives_a_restart_and_the_loop_rests_and_resumes(db: TestDb) {
     tokio::join!(consumer.run(stop.clone()), async {
         rig.kernel.health.until_paused("probe", true).await;
         tokio::time::sleep(rig.kernel.tuning.poll * 5).await; // long enough for a loop that does not rest
-        assert_eq!((rig.effects(&meanwhile).await, rig.depth(QUEUE).await.ready), (0, 1));
+        assert_eq!((rig.effects(&meanwhile).await, rig.depth(&rig.queue).await.ready), (0, 1));
         set_pause(&rig, false).await;
         eventually("it resumes", || async { (rig.effects(&meanwhile).await == 1).then_some(()) }).await;
         stop.cancel();
@@ -385,7 +392,7 @@ async fn a_soft_stop_finishes_the_batch_in_hand_and_burns_no_attempt(db: TestDb)
     let row = rig.inbox(&held).await.unwrap();
     assert_eq!((row.state.as_str(), row.attempts, rig.effects(&held).await), ("processed", 1, 1));
     assert_eq!(rig.number("SELECT count(*) FROM messaging_queue").await, 0, "acknowledged before it stopped");
-    assert_eq!(rig.depth(QUEUE).await.consumers, Some(0), "and signed off");
+    assert_eq!(rig.depth(&rig.queue).await.consumers, Some(0), "and signed off");
     // What comes after the stop is left for the next, untouched.
     rig.deliver(&later, 1).await;
     Consumer::new(rig.kernel.clone(), rig.probe.clone()).run(stop).await;
@@ -399,7 +406,7 @@ async fn a_batch_that_runs_longer_than_its_lease_stays_its_consumers(db: TestDb)
     let rig = Rig::with_lease(&db, lease).await;
     let event = told("hold");
     rig.deliver(&event, 1).await;
-    let mut subscription = rig.subscribe(QUEUE).await;
+    let mut subscription = rig.subscribe(&rig.queue).await;
     let (consumed, ()) = tokio::join!(rig.consumer.try_once(&mut subscription), async {
         rig.probe.until_holding().await;
         // On SQLite the batch has the only writer, so nobody can take anything while it runs.
@@ -440,7 +447,7 @@ async fn the_messages_of_a_consumer_that_died_are_taken_over_after_its_lease(db:
 
 /// Runs the consumer until its handler hangs, and drops it there.
 async fn die_mid_batch(rig: &Rig) {
-    let mut subscription = rig.subscribe(QUEUE).await;
+    let mut subscription = rig.subscribe(&rig.queue).await;
     tokio::select! {
         _ = rig.consumer.try_once(&mut subscription) => panic!("nothing hangs"),
         () = rig.probe.until_holding() => {}

@@ -58,7 +58,7 @@ async fn what_the_broker_gave_up_on_is_filed_as_such(db: TestDb) {
     let rig = Rig::new(&db).await;
     let event = told("note");
     let message = RawMessage {
-        queue: dlq_of(QUEUE),
+        queue: dlq_of(&rig.queue),
         routing_key: KEY.into(),
         message_id: None,
         correlation_id: None,
@@ -68,7 +68,7 @@ async fn what_the_broker_gave_up_on_is_filed_as_such(db: TestDb) {
     rig.kernel.transport.publish_raw(&message, 1).await.unwrap();
     assert_eq!(rig.file().await, 1);
     let letter = rig.letters().await.remove(0);
-    assert_eq!((letter.reason.as_str(), letter.queue.as_str()), ("broker-limit", QUEUE));
+    assert_eq!((letter.reason.as_str(), letter.queue.as_str()), ("broker-limit", rig.queue.as_str()));
     assert_eq!(letter.message_id, Some(event.event_id.to_string()));
     assert_eq!(letter.correlation_id, Some(event.correlation_id.clone()));
     assert_eq!(letter.event_type.as_deref(), Some(KEY));
@@ -89,7 +89,7 @@ async fn a_redrive_keeps_bytes_id_correlation_and_headers(db: TestDb) {
     assert_eq!(rig.redrive(id).await, Redriven::Sent);
     assert_eq!(rig.number("SELECT count(*) FROM messaging_outbox WHERE kind = 'redrive' AND attempts = 0").await, 1);
     rig.relay.try_once().await.unwrap();
-    let delivery = rig.subscribe(QUEUE).await.take(9).await.unwrap().remove(0);
+    let delivery = rig.subscribe(&rig.queue).await.take(9).await.unwrap().remove(0);
     assert_eq!(delivery.body, body);
     assert_eq!(delivery.message_id, Some(event.event_id.to_string()));
     assert_eq!(delivery.correlation_id, Some(event.correlation_id));
@@ -204,7 +204,7 @@ async fn a_paused_office_lets_the_queue_fill_and_files_it_afterwards(db: TestDb)
     let office = Office::new(rig.kernel.clone(), vec![rig.sender.clone()]);
     tokio::join!(office.run(stop.clone()), async {
         rig.kernel.health.until_paused("dead-letters", true).await;
-        assert_eq!((rig.depth(&dlq_of(QUEUE)).await.ready, rig.letters().await.len()), (3, 0));
+        assert_eq!((rig.depth(&dlq_of(&rig.queue)).await.ready, rig.letters().await.len()), (3, 0));
         set_pause(&rig, false).await;
         eventually("three letters", || async { (rig.letters().await.len() == 3).then_some(()) }).await;
         stop.cancel();

@@ -182,7 +182,13 @@ impl MemoryBroker {
     }
 
     pub fn subscribe(&self, queue: &str) -> MemorySubscription {
-        MemorySubscription { broker: self.clone(), queue: queue.to_owned(), token: mint_id(), taken: Vec::new(), winding_down: false }
+        MemorySubscription {
+            broker: self.clone(),
+            queue: queue.to_owned(),
+            token: mint_id(),
+            taken: Vec::new(),
+            winding_down: false,
+        }
     }
 
     pub fn depths(&self, queues: &[String]) -> Vec<Depth> {

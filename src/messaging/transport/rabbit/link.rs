@@ -107,8 +107,7 @@ impl Link {
     }
 
     async fn connect(&self, shape: &Shape) -> Result<Connection, String> {
-        let properties =
-            ConnectionProperties::default().with_connection_name(format!("stockade {}", self.role).into());
+        let properties = ConnectionProperties::default().with_connection_name(format!("stockade {}", self.role).into());
         let connecting = timeout(CONNECT_TIMEOUT, Connection::connect_uri(self.uri.clone(), properties));
         let connection = match connecting.await {
             Ok(Ok(connection)) => connection,

@@ -32,7 +32,8 @@ impl ExtraQueue {
     }
 
     fn read(entry: &str) -> Result<Self, String> {
-        let (queue, patterns) = entry.split_once('=').ok_or_else(|| format!("{entry:?} is not NAME=PATTERN,PATTERN"))?;
+        let (queue, patterns) =
+            entry.split_once('=').ok_or_else(|| format!("{entry:?} is not NAME=PATTERN,PATTERN"))?;
         let queue = queue.trim().to_owned();
         let patterns: Vec<String> = patterns.split(',').map(|pattern| pattern.trim().to_owned()).collect();
         let plain = |text: &String| !text.is_empty() && text.len() <= 200 && text.bytes().all(|b| b.is_ascii_graphic());
@@ -112,8 +113,7 @@ impl Shape {
     }
 
     async fn declare_exchanges(&self, channel: &Channel) -> Result<(), String> {
-        for (name, kind) in
-            [(&self.exchange, ExchangeKind::Topic), (&self.dead_letter_exchange, ExchangeKind::Direct)]
+        for (name, kind) in [(&self.exchange, ExchangeKind::Topic), (&self.dead_letter_exchange, ExchangeKind::Direct)]
         {
             let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
             channel
@@ -175,7 +175,13 @@ async fn open(connection: &Connection) -> Result<Channel, String> {
 
 async fn bind(channel: &Channel, queue: &str, exchange: &str, pattern: &str) -> Result<(), String> {
     channel
-        .queue_bind(short(queue)?, short(exchange)?, short(pattern)?, QueueBindOptions::default(), FieldTable::default())
+        .queue_bind(
+            short(queue)?,
+            short(exchange)?,
+            short(pattern)?,
+            QueueBindOptions::default(),
+            FieldTable::default(),
+        )
         .await
         .map_err(|error| format!("queue {queue} cannot be bound to {exchange} by {pattern}: {error}"))
 }
@@ -193,10 +199,10 @@ fn in_words(kind: &str, name: &str, error: &Error) -> String {
     if refusal.get_id() != PRECONDITION_FAILED {
         return format!("{kind} {name} cannot be declared: {}", refusal.get_message());
     }
-    let difference = read_difference(refusal.get_message().as_str())
-        .map_or_else(|| refusal.get_message().to_string(), |(what, is, ought)| {
-            format!("its {what} is {is}, Stockade needs {ought}")
-        });
+    let difference = read_difference(refusal.get_message().as_str()).map_or_else(
+        || refusal.get_message().to_string(),
+        |(what, is, ought)| format!("its {what} is {is}, Stockade needs {ought}"),
+    );
     format!(
         "{kind} {name} is there already, but not as Stockade declares it: {difference}. Delete it once it is empty and \
          nobody else needs it (`rabbitmqctl delete_{kind} {name}`; it is declared again within seconds), or set \

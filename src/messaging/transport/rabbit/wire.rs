@@ -158,9 +158,7 @@ fn json_of(value: &AMQPValue) -> Value {
         AMQPValue::LongLongInt(value) => (*value).into(),
         AMQPValue::Float(value) => f64::from(*value).into(),
         AMQPValue::Double(value) => (*value).into(),
-        AMQPValue::DecimalValue(value) => {
-            (f64::from(value.value) / 10f64.powi(i32::from(value.scale))).into()
-        }
+        AMQPValue::DecimalValue(value) => (f64::from(value.value) / 10f64.powi(i32::from(value.scale))).into(),
         AMQPValue::ShortString(text) => text.as_str().into(),
         AMQPValue::LongString(text) => text.to_string().into(),
         AMQPValue::FieldArray(values) => values.as_slice().iter().map(json_of).collect(),
