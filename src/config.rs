@@ -223,10 +223,6 @@ impl Settings {
         if self.amqp_heartbeat < Duration::from_secs(1) || self.amqp_confirm_timeout < Duration::from_secs(1) {
             bail!("STOCKADE_AMQP_HEARTBEAT and STOCKADE_AMQP_CONFIRM_TIMEOUT must be at least 1s");
         }
-        // A claim that ends while its confirms are awaited would be published by another relay as well.
-        if self.lease <= self.amqp_confirm_timeout * 2 {
-            bail!("STOCKADE_LEASE must be more than twice STOCKADE_AMQP_CONFIRM_TIMEOUT");
-        }
         Ok(())
     }
 
@@ -275,7 +271,8 @@ impl Settings {
                 cap: self.outbox_backoff_max,
                 attempts_max: self.outbox_max_attempts,
             },
-            outbox_lease: self.lease,
+            // Long enough for a pass that waits for its confirms to the last.
+            outbox_lease: self.amqp_confirm_timeout * 3,
             batch: self.batch,
             poll: self.poll,
             retry: Backoff { base: self.retry_base, cap: self.retry_cap, attempts_max: self.retry_max },

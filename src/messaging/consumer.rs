@@ -197,6 +197,8 @@ impl<R: Reaction> Consumer<R> {
             Ok(settled) => self.settle(subscription, settled).await?,
             Err(error) => {
                 // Put it back at once rather than let the lease run out; what was committed of it is a duplicate then.
+                // Nothing is to come to this subscription again, least of all what goes back.
+                subscription.wind_down().await;
                 if let Err(error) = subscription.release(&tags).await {
                     tracing::debug!(consumer = R::NAME, %error, "could not give messages back; their lease will");
                 }

@@ -114,6 +114,7 @@ impl Office {
         }
         let tags: Vec<Tag> = deliveries.iter().map(|delivery| delivery.tag).collect();
         if let Err(error) = self.file(sender, &deliveries).await {
+            subscription.wind_down().await;
             if let Err(error) = subscription.release(&tags).await {
                 tracing::debug!(%error, "could not give letters back; their lease will");
             }

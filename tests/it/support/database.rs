@@ -34,7 +34,11 @@ impl Wire {
     pub fn flags(&self) -> Vec<String> {
         match self {
             Self::Table => Vec::new(),
-            Self::Rabbit { url, prefix } => ["--broker-url", url, "--queue-prefix", prefix].map(str::to_owned).to_vec(),
+            // A relay that died holds its claim for three times as long as it may wait for confirms.
+            Self::Rabbit { url, prefix } => {
+                let flags = ["--broker-url", url, "--queue-prefix", prefix, "--amqp-confirm-timeout", "2s"];
+                flags.map(str::to_owned).to_vec()
+            }
         }
     }
 }
@@ -65,7 +69,11 @@ impl TestDb {
     /// On the broker that tests share.
     pub async fn on_rabbit(engine: Engine) -> Self {
         let url = tokio::task::spawn_blocking(rabbit::url).await.unwrap();
-        Self { wire: Wire::on(url), ..Self::new(engine).await }
+        Self::new(engine).await.over(Wire::on(url))
+    }
+
+    pub fn over(self, wire: Wire) -> Self {
+        Self { wire, ..self }
     }
 
     pub fn is_on_rabbit(&self) -> bool {

@@ -44,7 +44,7 @@ const PREFIX: &str = "test";
 /// The probe's queue on the embedded queue.
 pub const QUEUE: &str = "test.probe";
 /// A broker that has sent nothing for this long has nothing to send.
-const QUIET: Duration = Duration::from_millis(300);
+pub const QUIET: Duration = Duration::from_millis(300);
 pub const KEY: &str = "probe.told";
 pub const LEASE: Duration = Duration::from_secs(60);
 /// Longer than any delay or lease of a rig.
@@ -316,6 +316,14 @@ impl Rig {
     pub async fn take_nothing(&self, subscription: &mut Subscription) {
         self.wait_for_broker(subscription).await;
         assert!(subscription.take(9).await.unwrap().is_empty());
+    }
+
+    /// Takes that many messages and is never heard of again.
+    pub async fn take_and_vanish(&self, count: usize) {
+        let mut subscription = self.subscribe(&self.queue).await;
+        self.take(&mut subscription, count).await;
+        drop(subscription);
+        self.advance(LEASE + Duration::from_secs(1)).await;
     }
 
     /// One batch of the consumer, or all there is on a broker, which sends when it likes; how many deliveries.
