@@ -183,11 +183,11 @@ async fn a_deleted_queue_is_declared_again(db: TestDb) {
     app.until_connected().await;
     assert_eq!(app.place_and_wait("alice", &[("WIDGET-A", 1)]).await["status"], "reserved");
     let stranger = Stranger::on(&db).await;
-    for queue in ["inventory", "inventory.dlq", "notifications"] {
-        stranger.delete(queue).await;
-        assert_eq!(app.place_and_wait("bob", &[("WIDGET-A", 1)]).await["status"], "reserved", "without {queue}");
+    for _ in 0..2 {
+        stranger.delete("inventory").await;
+        assert_eq!(app.place_and_wait("bob", &[("WIDGET-A", 1)]).await["status"], "reserved");
     }
-    app.eventually_list("/v1/notifications", 4).await;
+    app.eventually_list("/v1/notifications", 3).await;
     app.tell("/v1/lab/publish", &json!({ "queue": "inventory", "body": "no json" })).await;
     app.eventually_list("/v1/dead-letters", 1).await;
     assert_eq!(app.read("/v1/health").await["outbox"]["dead"], 0);
@@ -210,7 +210,7 @@ async fn a_queue_that_is_not_as_declared_is_told_in_words(db: TestDb) {
         error.contains(&inventory).then_some(error)
     })
     .await;
-    assert!(error.contains("its x-queue-type is classic, Stockade needs quorum"), "{error}");
+    assert!(error.contains("its x-dead-letter-exchange is none, Stockade needs"), "{error}");
     assert!(error.contains("its x-delivery-limit is 3, Stockade needs 1000000"), "both are told at once: {error}");
     assert!(error.contains(&format!("rabbitmqctl delete_queue {inventory}")), "{error}");
     assert!(error.contains("STOCKADE_QUEUE_PREFIX"), "{error}");
@@ -255,8 +255,12 @@ async fn of_a_pass_only_what_no_queue_took_is_refused(db: TestDb) {
     for entry in &taken {
         assert_eq!(status(entry.id).await.status, "published");
     }
-    // The bindings were made again; what was refused goes out when it is due.
-    rig.advance(Duration::from_secs(60)).await;
+    // What stays away is left to its consumer for a second and then declared again, and what was refused goes out.
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    for _ in 0..2 {
+        rig.advance(Duration::from_secs(120)).await;
+        assert_eq!(rig.relay.try_once().await.unwrap(), 32);
+    }
     rig.settle().await;
     for event in &lost {
         assert_eq!((status(event.event_id).await.status.as_str(), rig.effects(event).await), ("published", 1));

@@ -18,7 +18,7 @@ use lapin::message::BasicReturnMessage;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::ShortString;
 use lapin::{BasicProperties, Channel, Confirmation};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::link::Link;
 use super::shape::{Shape, short};
@@ -29,11 +29,15 @@ use crate::messaging::transport::{RawMessage, TransportError, Verdict};
 /// Messages under way at once. More would only wait in the broker's memory.
 const WINDOW: usize = 2048;
 const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a queue that is gone is left for its consumer to declare again.
+const LEFT_TO_CONSUMERS: Duration = Duration::from_secs(1);
 
 /// Channels in confirm mode, each used by one pass at a time.
 #[derive(Default)]
 pub struct Publisher {
     idle: Mutex<Vec<Channel>>,
+    /// Since when messages come back that a queue should take.
+    missing_since: Mutex<Option<Instant>>,
 }
 
 /// What to send, ready for the wire.
@@ -147,13 +151,23 @@ impl Publisher {
         } else if !in_time {
             link.give_up_on("it confirms nothing");
         }
-        if any_returned && let Ok(connection) = link.connection() {
-            // A queue of ours is gone, or a binding; declared again, it gets what comes next.
-            if let Ok(Err(error)) = timeout(OPEN_TIMEOUT, shape.declare(&connection)).await {
-                tracing::warn!(error, "what took no message could not be declared again");
-            }
+        if self.is_missing_for_long(any_returned)
+            && let Ok(connection) = link.connection()
+            && let Ok(Err(error)) = timeout(OPEN_TIMEOUT, shape.declare(&connection)).await
+        {
+            tracing::warn!(error, "what took no message could not be declared again");
         }
         Ok(verdicts)
+    }
+
+    /// Has something that should take messages been away for a while, a queue or a binding? Its consumer declares it
+    /// again on its own, and must find out first: declared at once, RabbitMQ hands the new queue to the old consumer,
+    /// which then drops messages as seen before, because the new queue counts from the start (seen with 3.10).
+    fn is_missing_for_long(&self, any_returned: bool) -> bool {
+        let mut since = self.missing_since.lock().unwrap_or_else(PoisonError::into_inner);
+        let declare = any_returned && since.is_some_and(|since| since.elapsed() >= LEFT_TO_CONSUMERS);
+        *since = if any_returned && !declare { since.or_else(|| Some(Instant::now())) } else { None };
+        declare
     }
 
     async fn channel(&self, link: &Link) -> Result<Channel, TransportError> {
