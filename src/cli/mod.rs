@@ -15,8 +15,8 @@ Stockade takes orders, reserves stock and notifies customers, every effect exact
   stockade serve --demo          the same, with the fault lab
   stockade bench --orders 20000  measure this machine
 
-On Postgres:
-  stockade serve --database-url postgres://user:password@localhost/stockade
+On Postgres, and on RabbitMQ:
+  stockade serve --database-url postgres://user:password@localhost/stockade --broker-url amqp://localhost
 
 `stockade help` lists every command, `stockade help serve` every setting.
 ";

@@ -357,11 +357,10 @@ async fn a_pause_survives_a_restart_and_the_loop_rests_and_resumes(db: TestDb) {
     // A new process reads the row and never begins.
     let pauses = Pauses::load(rig.db.clone(), false).await.unwrap();
     assert!(pauses.is_paused("probe") && !pauses.is_paused("relay"));
-    let kernel = stockade::messaging::Kernel { pauses, ..rig.kernel.clone() };
-    let rig = Rig { kernel: kernel.clone(), ..rig };
+    let rig = rig.restarted(pauses);
     let stop = CancellationToken::new();
     rig.deliver(&meanwhile, 1).await;
-    let consumer = Consumer::new(kernel, rig.probe.clone());
+    let consumer = Consumer::new(rig.kernel.clone(), rig.probe.clone());
     tokio::join!(consumer.run(stop.clone()), async {
         rig.kernel.health.until_paused("probe", true).await;
         tokio::time::sleep(rig.kernel.tuning.poll * 5).await; // long enough for a loop that does not rest

@@ -185,7 +185,8 @@ async fn a_broker_short_of_memory_stops_neither_the_api_nor_the_consumers() {
 async fn a_full_queue_refuses_and_is_asked_again() {
     let broker = rabbit::faulty().await;
     let db = ground(Engine::Sqlite, &broker).await;
-    let mut shop = shop_on(&db, &["--outbox-backoff-base", "100ms", "--outbox-backoff-max", "200ms"]).await;
+    let backoff = ["--outbox-backoff-base", "100ms", "--outbox-backoff-max", "200ms", "--outbox-max-attempts", "1000"];
+    let mut shop = shop_on(&db, &backoff).await;
     let Wire::Rabbit { prefix, .. } = &db.wire else { unreachable!() };
     shop.server.tell("/v1/consumers/inventory/pause", &json!({})).await;
     let pattern = format!("^{prefix}.inventory$");

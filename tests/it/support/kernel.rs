@@ -169,7 +169,7 @@ pub struct Rig {
     /// Bound to the same key, and consumed by nobody.
     pub second_queue: String,
     /// Keeps the connections to a broker up.
-    pub tending: Arc<JoinSet<()>>,
+    _tending: Arc<JoinSet<()>>,
     pub kernel: Kernel,
     pub probe: Probe,
     pub relay: Relay,
@@ -236,7 +236,7 @@ impl Rig {
             db,
             queue,
             second_queue,
-            tending: Arc::new(tending),
+            _tending: Arc::new(tending),
             relay: Relay::new(kernel.clone()),
             consumer: Consumer::new(kernel.clone(), probe.clone()),
             office: Office::new(kernel.clone(), vec![sender.clone()]),
@@ -244,6 +244,11 @@ impl Rig {
             probe,
             sender,
         }
+    }
+
+    /// The same, seen by another process that has just started.
+    pub fn restarted(self, pauses: Pauses) -> Self {
+        Self { kernel: Kernel { pauses, ..self.kernel }, ..self }
     }
 
     pub fn is_postgres(&self) -> bool {
