@@ -26,6 +26,7 @@ use crate::messaging::health::Health;
 use crate::messaging::office::{Office, Sender};
 use crate::messaging::pause::Pauses;
 use crate::messaging::relay::Relay;
+use crate::messaging::transport::rabbit::Rabbit;
 use crate::messaging::transport::table::TableQueue;
 use crate::messaging::transport::{Binding, Topology, Transport};
 use crate::messaging::{Kernel, Origin, Reaction};
@@ -125,7 +126,10 @@ impl Builder {
             db.create(sql).await.context("cannot create a module's tables")?;
         }
         let topology = topology(&self.members, &settings);
-        let transport = Transport::Table(TableQueue::new(db.clone(), settings.lease));
+        let transport = match settings.rabbit()? {
+            None => Transport::Table(TableQueue::new(db.clone(), settings.lease)),
+            Some(options) => Transport::Rabbit(Rabbit::try_new(options).map_err(anyhow::Error::msg)?),
+        };
         transport.declare(&topology).await.context("cannot declare the queues")?;
         let kernel = Kernel {
             pauses: Pauses::load(db.clone(), matches!(transport, Transport::Table(_))).await?,
@@ -219,6 +223,11 @@ fn spawn_all(
 ) {
     let pauses = kernel.pauses.clone();
     lifecycle.spawn(Stage::Helpers, "pauses", |stop| until(stop, pauses.follow()));
+    let transport = kernel.transport.clone();
+    lifecycle.spawn(Stage::Helpers, "broker", |stop| async move {
+        until(stop, transport.tend()).await;
+        transport.close().await;
+    });
     let db = kernel.db.clone();
     lifecycle.spawn(Stage::Helpers, "wakes", |stop| async move {
         tokio::select! { () = db.exchange_wakes() => stop.cancelled().await, () = stop.cancelled() => {} }

@@ -23,8 +23,8 @@ Stockade takes orders, reserves stock and notifies customers, every effect exact
   stockade demo all              see what it promises, and that it keeps it
   stockade bench --orders 20000  measure this machine
 
-On Postgres:
-  stockade serve --database-url postgres://user:password@localhost/stockade
+On Postgres, and on RabbitMQ:
+  stockade serve --database-url postgres://user:password@localhost/stockade --broker-url amqp://localhost
 
 `stockade help` lists every command, `stockade help serve` every setting.
 ";

@@ -20,8 +20,9 @@ use super::event::{self, Label, Message, Unreadable};
 use super::health::{LoopState, Pulse};
 use super::inbox::{self, Action, Arrival, Effect, Mark, Met, State};
 use super::outbox::{self, Entry};
-use super::transport::{Delivery, Subscription, Tag, TransportError};
+use super::transport::{Delivery, Subscription, Tag, TransportError, Way};
 use super::{Kernel, Outcome, Pace, Patience, Reaction};
+use crate::clock::mint_id;
 use crate::db::{Trouble, Tx};
 
 /// From this delivery on a message runs alone.
@@ -103,6 +104,15 @@ impl<R: Reaction> Consumer<R> {
                 tokio::select! { () = gate.until(false) => {} () = stop.cancelled() => {} }
                 continue;
             }
+            if let Some(why) = self.kernel.transport.obstacle(Way::In) {
+                self.pulse.troubled(why, self.kernel.db.clock().now());
+                tokio::select! {
+                    () = self.kernel.transport.until_open(Way::In) => {}
+                    () = gate.until(true) => {}
+                    () = stop.cancelled() => {}
+                }
+                continue;
+            }
             let stopping = async {
                 tokio::select! { () = gate.until(true) => {} () = stop.cancelled() => {} }
             };
@@ -118,12 +128,15 @@ impl<R: Reaction> Consumer<R> {
 
     /// Takes batches on one subscription until `stopping` resolves or something is away.
     async fn consume(&self, stopping: impl Future<Output = ()>, patience: &mut Patience) -> Result<(), TransportError> {
+        // A broker counts deliveries and gives up on a message after so many: none is taken before the database is seen
+        // to work, or an outage would use them up.
+        self.check_database().await?;
         let mut subscription = self.kernel.transport.subscribe(&self.queue).await?;
         tokio::pin!(stopping);
         let ended = loop {
             tokio::select! {
                 biased;
-                () = &mut stopping => break Ok(()),
+                () = &mut stopping => break self.work_off_rest(&mut subscription).await,
                 () = subscription.ready(self.kernel.tuning.poll) => {}
             }
             let pace = Pace::start();
@@ -142,6 +155,31 @@ impl<R: Reaction> Consumer<R> {
         };
         subscription.close().await;
         ended
+    }
+
+    /// Writes something durably, and leaves no trace of it.
+    async fn check_database(&self) -> sqlx::Result<()> {
+        let mut tx = self.kernel.db.begin().await?;
+        let (id, now) = (mint_id(), tx.now());
+        crate::on!(tx, c => {
+            sqlx::query("INSERT INTO messaging_subscriptions (id, queue, seen_at) VALUES ($1, $2, $3)")
+                .bind(id)
+                .bind(&self.queue)
+                .bind(now)
+                .execute(c)
+                .await
+        .map(drop)})?;
+        crate::on!(tx, c => {
+            sqlx::query("DELETE FROM messaging_subscriptions WHERE id = $1").bind(id).execute(c).await.map(drop)
+        })?;
+        tx.commit().await
+    }
+
+    /// Works off what a broker has sent already; the rest of the queue is left alone.
+    async fn work_off_rest(&self, subscription: &mut Subscription) -> Result<(), TransportError> {
+        subscription.wind_down().await;
+        while self.try_once(subscription).await? > 0 {}
+        Ok(())
     }
 
     /// Takes what is there, deals with it and acknowledges; returns how many deliveries that was.
@@ -170,6 +208,8 @@ impl<R: Reaction> Consumer<R> {
             Ok(settled) => Ok((count, self.settle(subscription, settled).await?)),
             Err(error) => {
                 // Put it back at once rather than let the lease run out; what was committed of it is a duplicate then.
+                // Nothing is to come to this subscription again, least of all what goes back.
+                subscription.wind_down().await;
                 if let Err(error) = subscription.release(&tags).await {
                     tracing::debug!(consumer = R::NAME, %error, "could not give messages back; their lease will");
                 }

@@ -10,8 +10,9 @@ use axum::http::{HeaderMap, Method, Uri, header};
 use axum::response::IntoResponse;
 use serde_json::{Value, json};
 use stockade::app::Builder;
+use stockade::clock::mint_id;
 
-use crate::support::{App, Engine, Server, TestDb, each_database, eventually, settings};
+use crate::support::{App, Engine, Server, TestDb, each_database, eventually, rabbit, settings};
 
 /// A finished run: how it ended, what it printed, and what it said meanwhile.
 struct Ran {
@@ -197,6 +198,44 @@ async fn without_json_the_proofs_are_printed_as_text() {
     assert!(ran.printed.contains("✓ copies counted as duplicates in the inbox  1\n"), "{}", ran.printed);
     assert!(ran.printed.ends_with("Proven: duplicates on sqlite with the embedded queue.\n"), "{}", ran.printed);
     assert!(!ran.printed.contains('\u{1b}') && !ran.printed.contains("You should see"), "{}", ran.printed);
+}
+
+/// On a server of its own and RabbitMQ.
+async fn run_on_rabbit(db: &TestDb, prefix: &str, args: &[&str]) -> Ran {
+    let broker = tokio::task::spawn_blocking(rabbit::url).await.unwrap();
+    run_own(db, &[args, &["--broker-url", &broker, "--queue-prefix", prefix]].concat()).await
+}
+
+async fn every_demo_is_proven_on_rabbitmq(db: TestDb) {
+    let prefix = mint_id().to_string();
+    for args in [["backlog", "--orders=12", "--rate=60"].as_slice(), &["duplicates"], &["poison"], &["crash"]] {
+        let ran = run_on_rabbit(&db, &prefix, args).await;
+        ran.proven();
+        assert_eq!(ran.report()["server"]["broker"], "rabbitmq");
+    }
+}
+
+mod on_rabbitmq {
+    use super::*;
+
+    each_database!(every_demo_is_proven_on_rabbitmq);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn inventory_may_be_a_process_that_is_stopped_on_rabbitmq_too() {
+    let db = TestDb::new(Engine::Postgres).await;
+    let stop = ["backlog", "--stop", "--orders=10", "--rate=50"];
+    assert_eq!(run_on_rabbit(&db, &mint_id().to_string(), &stop).await.proven()["depth_peak"], 10);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn queues_that_somebody_consumes_from_are_left_alone() {
+    let (db, mine) = (TestDb::new(Engine::Sqlite).await, TestDb::new(Engine::Sqlite).await);
+    let (broker, prefix) = (tokio::task::spawn_blocking(rabbit::url).await.unwrap(), mint_id().to_string());
+    let server = Server::start(&db, &["--broker-url", &broker, "--queue-prefix", &prefix]);
+    let consumed = || async { (server.read("/v1/queues/inventory").await["consumers"] == 1).then_some(()) };
+    eventually("its consumer", consumed).await;
+    run_on_rabbit(&mine, &prefix, &["duplicates"]).await.refused(5, "--queue-prefix");
 }
 
 /// Passes everything on to a real server, and changes what it answers.

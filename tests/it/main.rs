@@ -14,6 +14,7 @@ mod inbox;
 mod loyalty;
 mod openapi;
 mod outbox;
+mod rabbit;
 mod smoke;
 mod stores;
 mod support;

@@ -128,12 +128,29 @@ pub struct Claimed {
     pub id: Uuid,
     pub event_id: Uuid,
     pub kind: String,
-    pub routing_key: String,
+    pub group_id: String,
+    pub subsidiary_id: Option<String>,
+    pub aggregate_type: String,
+    pub aggregate_id: String,
+    pub event_type: String,
     pub correlation_id: String,
+    pub traceparent: Option<String>,
     pub headers: String,
     pub body: Vec<u8>,
     pub target: String,
     pub attempts: i32,
+    pub created_at: Timestamp,
+}
+
+impl Claimed {
+    pub fn routing_key(&self) -> String {
+        routing_key(&self.aggregate_type, &self.event_type)
+    }
+
+    /// Is it a dead letter on its way back, to be sent as it came?
+    pub fn is_redrive(&self) -> bool {
+        self.kind == Kind::Redrive.as_str()
+    }
 }
 
 /// What became of a claimed row.

@@ -170,6 +170,7 @@ impl TableQueue {
             queue: queue.to_owned(),
             bell: self.db.wakes().bell(&bell_of(queue)),
             looked_in_vain: false,
+            winding_down: false,
             newest_taken: 0,
             looked_from_start: None,
             last_beat: None,
@@ -189,6 +190,7 @@ impl TableQueue {
             in_flight: Some(0),
             consumers: Some(0),
             oldest_enqueued_at: None,
+            stale: false,
         };
         Ok(queues.iter().map(|queue| found.remove(queue).unwrap_or_else(|| empty(queue))).collect())
     }
@@ -201,6 +203,7 @@ pub struct TableSubscription {
     bell: Bell,
     /// The last look found less than it asked for, so the next one waits for the bell.
     looked_in_vain: bool,
+    winding_down: bool,
     newest_taken: i64,
     looked_from_start: Option<Timestamp>,
     last_beat: Option<Timestamp>,
@@ -221,6 +224,9 @@ impl TableSubscription {
     }
 
     pub async fn take(&mut self, max: usize) -> Result<Vec<Delivery>, TransportError> {
+        if self.winding_down {
+            return Ok(Vec::new());
+        }
         // Before the look: a ring from now on is news.
         self.bell.hush();
         self.looked_in_vain = true;
@@ -253,6 +259,7 @@ impl TableSubscription {
         let x_death = row.x_death.as_deref().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
         let delivery = Delivery {
             tag: Tag { id: row.id, token },
+            lasting_id: Some(row.id),
             message_id: row.message_id,
             routing_key: row.routing_key,
             correlation_id: row.correlation_id,
@@ -327,6 +334,10 @@ impl TableSubscription {
         let now = tx.now();
         renew(&mut tx, ids, token, self.table.lease, now).await?;
         tx.commit().await
+    }
+
+    pub fn wind_down(&mut self) {
+        self.winding_down = true;
     }
 
     pub async fn close(self) {

@@ -167,6 +167,7 @@ pub async fn count(
             in_flight: Some(in_flight),
             consumers: Some(consumers),
             oldest_enqueued_at,
+            stale: false,
         })
         .collect())
 }
