@@ -22,10 +22,10 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use lapin::Channel;
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
 use lapin::uri::AMQPUri;
+use lapin::{Channel, Connection, ConnectionProperties};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
@@ -39,6 +39,7 @@ use crate::messaging::outbox::Claimed;
 
 /// How long the broker may take to say how full its queues are, all together.
 const DEPTHS_TIMEOUT: Duration = Duration::from_secs(1);
+const REMOVE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How to reach the broker and what to ask of it.
 #[derive(Debug, Clone)]
@@ -124,6 +125,19 @@ impl Rabbit {
     /// Says goodbye to the broker.
     pub async fn close(&self) {
         tokio::join!(self.inner.publishing.close(), self.inner.consuming.close());
+    }
+
+    /// Takes every exchange and queue of its own away from the broker, with what is in them: for a run on names of its
+    /// own that is over.
+    pub async fn remove(&self) -> Result<(), TransportError> {
+        let failed = |error: lapin::Error| TransportError::Broker(error.to_string());
+        let uri = self.inner.options.uri().map_err(TransportError::Broker)?;
+        let removing = async {
+            let connection = Connection::connect_uri(uri, ConnectionProperties::default()).await.map_err(failed)?;
+            self.shape().remove(&connection).await.map_err(failed)
+        };
+        let in_time = timeout(REMOVE_TIMEOUT, removing).await;
+        in_time.unwrap_or_else(|_| Err(TransportError::Broker(format!("no answer within {REMOVE_TIMEOUT:?}"))))
     }
 
     /// The worse of the two links.

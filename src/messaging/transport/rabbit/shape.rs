@@ -7,7 +7,9 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
+use lapin::options::{
+    ExchangeDeclareOptions, ExchangeDeleteOptions, QueueBindOptions, QueueDeclareOptions, QueueDeleteOptions,
+};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{Channel, Connection, Error, ErrorKind, ExchangeKind};
 use tokio::sync::Notify;
@@ -134,6 +136,20 @@ impl Shape {
             }
         }
         if wrong.is_empty() { Ok(()) } else { Err(wrong.join(" ")) }
+    }
+
+    /// Takes everything away that is declared, with what is in it.
+    pub async fn remove(&self, connection: &Connection) -> lapin::Result<()> {
+        let channel = connection.create_channel().await?;
+        for queue in &self.queues {
+            for name in [queue.name.clone(), dlq_of(&queue.name)] {
+                channel.queue_delete(name.into(), QueueDeleteOptions::default()).await?;
+            }
+        }
+        for exchange in [&self.exchange, &self.dead_letter_exchange] {
+            channel.exchange_delete(exchange.as_str().into(), ExchangeDeleteOptions::default()).await?;
+        }
+        Ok(())
     }
 
     /// Declares one queue of ours with its dead-letter queue: somebody may have deleted it meanwhile.
