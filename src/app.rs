@@ -29,7 +29,7 @@ use crate::messaging::relay::Relay;
 use crate::messaging::transport::rabbit::Rabbit;
 use crate::messaging::transport::table::TableQueue;
 use crate::messaging::transport::{Binding, Topology, Transport};
-use crate::messaging::{Kernel, Origin, Reaction};
+use crate::messaging::{Kernel, Origin, Reaction, mending};
 use crate::notifications::reactions::Notifications;
 use crate::numbers::Numbers;
 use crate::operations::{self, Operations, lab};
@@ -158,7 +158,8 @@ impl Builder {
             wait_max: settings.http_request_timeout.mul_f64(5.0 / 6.0),
             draining: draining.clone(),
         };
-        let operations = Operations { kernel: kernel.clone(), topology: Arc::new(topology) };
+        let topology = Arc::new(topology);
+        let operations = Operations { kernel: kernel.clone(), topology: topology.clone() };
         let probes = Probes { kernel: kernel.clone(), draining: draining.clone() };
         let mut document = openapi();
         let mut router = Router::from(probes::routes().with_state(probes));
@@ -173,7 +174,7 @@ impl Builder {
         }
         let router = http::finish(router, document, &settings.http_limits());
         let lifecycle = Lifecycle::new().context("cannot start the threads that do the work")?;
-        spawn_all(&lifecycle, &kernel, &settings, self.members, clerk, listener, router);
+        spawn_all(&lifecycle, &kernel, topology, &settings, self.members, clerk, listener, router);
         Ok(Running { address, kernel, lifecycle, draining, settings })
     }
 }
@@ -212,9 +213,11 @@ pub fn openapi() -> OpenApi {
     ])
 }
 
+#[expect(clippy::too_many_arguments, reason = "everything that runs, once")]
 fn spawn_all(
     lifecycle: &Lifecycle,
     kernel: &Kernel,
+    topology: Arc<Topology>,
     settings: &Settings,
     members: Vec<Member>,
     clerk: Clerk,
@@ -228,6 +231,8 @@ fn spawn_all(
         until(stop, transport.tend()).await;
         transport.close().await;
     });
+    let mender = mending::run(kernel.clone(), topology);
+    lifecycle.spawn(Stage::Helpers, "mending", |stop| until(stop, mender));
     let db = kernel.db.clone();
     lifecycle.spawn(Stage::Helpers, "wakes", |stop| async move {
         tokio::select! { () = db.exchange_wakes() => stop.cancelled().await, () = stop.cancelled() => {} }

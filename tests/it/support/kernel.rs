@@ -215,8 +215,9 @@ impl Rig {
         let (queue, second_queue) = (format!("{prefix}.probe"), format!("{prefix}.shadow"));
         transport.declare(&Topology { queues: vec![bind(&queue), bind(&second_queue)] }).await.unwrap();
         let mut tending = JoinSet::new();
-        let tended = transport.clone();
-        tending.spawn(async move { tended.tend().await });
+        if let Transport::Rabbit(rabbit) = &transport {
+            tending.spawn(rabbit.clone().tend());
+        }
         let open = async { tokio::join!(transport.until_open(Way::Out), transport.until_open(Way::In)) };
         tokio::time::timeout(DEADLINE, open).await.expect("the broker is there");
         let kernel = Kernel {
@@ -340,9 +341,11 @@ impl Rig {
             let batch = self.consumer.try_once(&mut subscription).await.unwrap();
             count += batch;
             if batch == 0 || !self.is_on_rabbit() {
-                return count;
+                break;
             }
         }
+        self.leave(subscription).await;
+        count
     }
 
     /// The same for the dead-letter office.
@@ -354,8 +357,18 @@ impl Rig {
             let batch = self.office.try_once(&self.sender, &mut subscription).await.unwrap();
             count += batch;
             if batch == 0 || !self.is_on_rabbit() {
-                return count;
+                break;
             }
+        }
+        self.leave(subscription).await;
+        count
+    }
+
+    /// Signs off from a broker, which would go on sending to a consumer that it has not missed yet. The table queue's
+    /// subscriptions just end, as those of a process that died would.
+    async fn leave(&self, subscription: Subscription) {
+        if self.is_on_rabbit() {
+            subscription.close().await;
         }
     }
 
