@@ -19,6 +19,7 @@ use crate::http::caller::DEFAULT_GROUP;
 use crate::http::probes::{self, Probes};
 use crate::inventory::reactions::Inventory;
 use crate::inventory::service::Change;
+use crate::ledger::reactions::Ledger;
 use crate::lifecycle::{Lifecycle, Stage};
 use crate::messaging::consumer::{Consumer, read_delivery};
 use crate::messaging::faults::Faults;
@@ -34,9 +35,10 @@ use crate::notifications::reactions::Notifications;
 use crate::numbers::Numbers;
 use crate::operations::{self, Operations, lab};
 use crate::orders::desk::{Clerk, Desk};
+use crate::orders::expiry::{self, Expiry};
 use crate::orders::http::OrdersApi;
 use crate::orders::reactions::Orders;
-use crate::{http, inventory, notifications, orders};
+use crate::{http, inventory, ledger, notifications, orders};
 
 /// What is on the shelves of a fresh embedded store.
 const DEMO_STOCK: [(&str, i64); 4] = [("WIDGET-A", 100), ("WIDGET-B", 50), ("WIDGET-C", 25), ("GADGET-X", 10)];
@@ -78,9 +80,10 @@ impl Member {
 impl Builder {
     pub fn new(settings: Settings) -> Self {
         let members = vec![
-            Member::of(Orders, settings.runs(Part::Orders)),
+            Member::of(Orders { hold: settings.hold_time }, settings.runs(Part::Orders)),
             Member::of(Inventory { numbers: Arc::new(Numbers::new("RES")) }, settings.runs(Part::Inventory)),
             Member::of(Notifications, settings.runs(Part::Notifications)),
+            Member::of(Ledger, settings.runs(Part::Ledger)),
         ];
         Self { settings, demo: false, clock: Clock::System, members, schemas: Vec::new(), routes: Vec::new() }
     }
@@ -196,6 +199,7 @@ fn api_router(kernel: &Kernel, api: OrdersApi, operations: Operations, demo: boo
         .merge(orders::http::routes().with_state(api))
         .merge(inventory::http::routes().with_state(db.clone()))
         .merge(notifications::http::routes().with_state(db.clone()))
+        .merge(ledger::http::routes().with_state(db.clone()))
         .merge(operations::routes().with_state(operations.clone()))
         .into();
     if demo { router.merge(Router::from(lab::routes().with_state(operations))) } else { router }
@@ -207,6 +211,7 @@ pub fn openapi() -> OpenApi {
         orders::http::routes().into_openapi(),
         inventory::http::routes().into_openapi(),
         notifications::http::routes().into_openapi(),
+        ledger::http::routes().into_openapi(),
         operations::routes().into_openapi(),
         lab::routes().into_openapi(),
         probes::routes().into_openapi(),
@@ -252,6 +257,10 @@ fn spawn_all(
     for member in members.into_iter().filter(|member| member.runs_here) {
         let kernel = kernel.clone();
         lifecycle.spawn(Stage::Work, member.consumer, |stop| (member.start)(kernel, stop));
+    }
+    if settings.runs(Part::Orders) {
+        let expiry = Expiry::new(kernel.db.clone(), &kernel.health);
+        lifecycle.spawn(Stage::Work, expiry::NAME, |stop| expiry.run(stop));
     }
     lifecycle.spawn(Stage::Work, "desk", |stop| clerk.run(stop));
     lifecycle.spawn(Stage::Http, "http", |stop| serve(listener, router, stop));

@@ -5,6 +5,7 @@
 //! - [`outbox`] rows are written in the transaction that makes a fact true, and [`relay`] publishes them;
 //! - [`transport`] carries them at least once;
 //! - [`consumer`] hands batches to a reaction, with the [`inbox`] row and the effect in one commit, then acks;
+//! - an event that comes before its predecessor waits in the inbox ([`waiting`]);
 //! - what fails for now is retried through the outbox ([`retry`]); what fails for good is rejected to the
 //!   dead-letter queue, and [`office`] files it in SQL ([`dead_letters`]).
 //!
@@ -18,6 +19,7 @@
 //! | one bad event does not hold up its batch | `consumers::a_batch_that_fails_as_a_whole_is_halved_down_to_the_culprit` |
 //! | a crash at any named point loses and doubles nothing | `crashes::*` |
 //! | a queue that was deleted costs no event | `rabbit::*::a_deleted_queue_is_declared_again_and_nothing_is_lost` |
+//! | an event that waits runs with its predecessor, whichever instance has it | `waiting::*` |
 //! | poison is filed with its bytes and reason | `consumers::poison_is_filed_verbatim_with_its_reason` |
 
 pub mod consumer;
@@ -33,6 +35,7 @@ pub mod pause;
 pub mod relay;
 pub mod retry;
 pub mod transport;
+pub mod waiting;
 
 use std::future::Future;
 use std::time::Duration;
@@ -54,6 +57,8 @@ pub trait Reaction: Send + Sync + 'static {
     const NAME: &'static str;
     /// The routing keys its queue is bound to.
     const KEYS: &'static [&'static str];
+    /// Those of its keys that other events may wait for; see [`Outcome::Wait`].
+    const AWAITED: &'static [&'static str] = &[];
     /// What payloads decode to.
     type Fact: Send + Sync;
 
@@ -77,6 +82,16 @@ pub trait Reaction: Send + Sync + 'static {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     Done,
+    /// Done, and there was nothing to do: what it would have changed has moved on. The inbox keeps why.
+    Moot {
+        why: String,
+    },
+    /// Came too early: kept until the event `key` about the same aggregate has been handled, and run in that very
+    /// transaction. Before it decides so, a reaction must lock a row that the handling of `key` locks too, writing it
+    /// if it is not there. `key` must be one of [`Reaction::AWAITED`].
+    Wait {
+        key: &'static str,
+    },
     /// Failed for now: run again later.
     Retry {
         error: String,
@@ -89,6 +104,14 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    pub fn moot(why: impl Into<String>) -> Self {
+        Self::Moot { why: why.into() }
+    }
+
+    pub fn wait_for(key: &'static str) -> Self {
+        Self::Wait { key }
+    }
+
     pub fn retry(error: impl Into<String>) -> Self {
         Self::Retry { error: error.into() }
     }
@@ -122,6 +145,8 @@ pub struct Tuning {
     pub batch: usize,
     pub poll: Duration,
     pub retry: Backoff,
+    /// How long an event may wait for its predecessor.
+    pub wait_deadline: Duration,
     pub event_bytes_max: usize,
 }
 

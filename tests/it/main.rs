@@ -1,6 +1,7 @@
 //! The tests that need a database, a server or a process of their own.
 
 mod architecture;
+mod arrival;
 mod chaos;
 mod cli;
 mod compose;
@@ -11,6 +12,7 @@ mod demos;
 mod http;
 mod idempotency;
 mod inbox;
+mod ledger;
 mod loyalty;
 mod openapi;
 mod outbox;
@@ -19,3 +21,4 @@ mod smoke;
 mod stores;
 mod support;
 mod transports;
+mod waiting;

@@ -9,7 +9,7 @@ async fn probes_tell_how_everything_is_doing(db: TestDb) {
     assert_eq!(app.read("/livez").await, json!({ "status": "ok" }));
     let ready = eventually("every loop running", || async {
         let ready = app.read("/readyz").await;
-        let loops = ["relay", "orders", "inventory", "notifications", "dead-letters"];
+        let loops = ["relay", "orders", "expiry", "inventory", "notifications", "ledger", "dead-letters"];
         loops.iter().all(|name| ready["checks"][name] == "running").then_some(ready)
     })
     .await;

@@ -47,6 +47,7 @@ pub const QUEUE: &str = "test.probe";
 pub const QUIET: Duration = Duration::from_millis(300);
 pub const KEY: &str = "probe.told";
 pub const LEASE: Duration = Duration::from_secs(60);
+pub const WAIT_DEADLINE: Duration = Duration::from_secs(300);
 /// Longer than any delay or lease of a rig.
 pub const AGES: Duration = Duration::from_secs(600);
 pub const EVENT_BYTES_MAX: usize = 64 * 1024;
@@ -263,7 +264,9 @@ impl Rig {
             for shift in [
                 "UPDATE messaging_outbox SET available_at = available_at - $1 * interval '1 ms'",
                 "UPDATE messaging_queue SET lease_until = lease_until - $1 * interval '1 ms'",
-                "UPDATE messaging_inbox SET lease_until = lease_until - $1 * interval '1 ms'",
+                "UPDATE messaging_inbox SET lease_until = lease_until - $1 * interval '1 ms',
+                     deadline_at = deadline_at - $1 * interval '1 ms'",
+                "UPDATE orders_orders SET hold_expires_at = hold_expires_at - $1 * interval '1 ms'",
             ] {
                 let mut tx = self.db.begin().await.unwrap();
                 on!(tx, c => sqlx::query(shift).bind(millis(span)).execute(c).await.map(drop)).unwrap();
@@ -488,6 +491,7 @@ pub fn tuning() -> Tuning {
             cap: Duration::from_secs(60),
             attempts_max: ATTEMPTS_MAX.unsigned_abs(),
         },
+        wait_deadline: WAIT_DEADLINE,
         event_bytes_max: EVENT_BYTES_MAX,
     }
 }
