@@ -14,14 +14,14 @@ use crate::support::kernel::{KEY, Rig, many, told};
 use crate::support::{App, DEADLINE, Engine, TestDb, Wire, each_database_on_rabbit, eventually};
 
 /// Another program on the same broker.
-struct Stranger {
+pub struct Stranger {
     prefix: String,
     channel: Channel,
     _connection: Connection,
 }
 
 impl Stranger {
-    async fn on(db: &TestDb) -> Self {
+    pub async fn on(db: &TestDb) -> Self {
         let Wire::Rabbit { url, prefix } = &db.wire else { panic!("no broker") };
         let connection = Connection::connect(url, ConnectionProperties::default()).await.unwrap();
         let channel = connection.create_channel().await.unwrap();
@@ -32,7 +32,7 @@ impl Stranger {
         format!("{}.{last}", self.prefix)
     }
 
-    async fn publish(&self, key: &str, body: &[u8], properties: BasicProperties) {
+    pub async fn publish(&self, key: &str, body: &[u8], properties: BasicProperties) {
         let exchange = self.name("events");
         self.channel
             .basic_publish(exchange.into(), key.into(), BasicPublishOptions::default(), body, properties)
@@ -56,7 +56,7 @@ async fn next(consumer: &mut lapin::Consumer) -> lapin::message::Delivery {
 }
 
 /// The event of an order that is not ours.
-fn foreign_order(sku: &str, quantity: i64) -> (String, Value) {
+pub fn foreign_order(sku: &str, quantity: i64) -> (String, Value) {
     let order_id = mint_id().to_string();
     let event = json!({
         "event_id": mint_id(), "occurred_at": "2026-11-16T09:30:00Z", "aggregate_type": "order",

@@ -12,8 +12,9 @@ const CONSUMERS: [&str; 3] = ["inventory", "orders", "notifications"];
 const ORDERS: i64 = 5;
 
 impl Shop<'_> {
+    /// Arms a point. The server may get there before it has answered.
     async fn arm(&self, point: &str, consumer: Option<&str>) {
-        self.server.tell("/v1/lab/crash", &json!({ "point": point, "consumer": consumer })).await;
+        let _ = self.server.post("/v1/lab/crash", &json!({ "point": point, "consumer": consumer })).send().await;
     }
 
     /// Publishes what cannot be read. The server may die of it before it has answered.
