@@ -2,6 +2,7 @@
 
 mod architecture;
 mod arrival;
+mod bench;
 mod chaos;
 mod cli;
 mod compose;
