@@ -27,9 +27,10 @@ use crate::messaging::health::Health;
 use crate::messaging::office::{Office, Sender};
 use crate::messaging::pause::Pauses;
 use crate::messaging::relay::Relay;
+use crate::messaging::transport::rabbit::Rabbit;
 use crate::messaging::transport::table::TableQueue;
 use crate::messaging::transport::{Binding, Topology, Transport};
-use crate::messaging::{Kernel, Origin, Reaction};
+use crate::messaging::{Kernel, Origin, Reaction, mending};
 use crate::notifications::reactions::Notifications;
 use crate::numbers::Numbers;
 use crate::operations::{self, Operations, lab};
@@ -128,7 +129,10 @@ impl Builder {
             db.create(sql).await.context("cannot create a module's tables")?;
         }
         let topology = topology(&self.members, &settings);
-        let transport = Transport::Table(TableQueue::new(db.clone(), settings.lease));
+        let transport = match settings.rabbit()? {
+            None => Transport::Table(TableQueue::new(db.clone(), settings.lease)),
+            Some(options) => Transport::Rabbit(Rabbit::try_new(options).map_err(anyhow::Error::msg)?),
+        };
         transport.declare(&topology).await.context("cannot declare the queues")?;
         let kernel = Kernel {
             pauses: Pauses::load(db.clone(), matches!(transport, Transport::Table(_))).await?,
@@ -157,7 +161,8 @@ impl Builder {
             wait_max: settings.http_request_timeout.mul_f64(5.0 / 6.0),
             draining: draining.clone(),
         };
-        let operations = Operations { kernel: kernel.clone(), topology: Arc::new(topology) };
+        let topology = Arc::new(topology);
+        let operations = Operations { kernel: kernel.clone(), topology: topology.clone() };
         let probes = Probes { kernel: kernel.clone(), draining: draining.clone() };
         let mut document = openapi();
         let mut router = Router::from(probes::routes().with_state(probes));
@@ -171,8 +176,8 @@ impl Builder {
             }
         }
         let router = http::finish(router, document, &settings.http_limits());
-        let lifecycle = Lifecycle::default();
-        spawn_all(&lifecycle, &kernel, &settings, self.members, clerk, listener, router);
+        let lifecycle = Lifecycle::new().context("cannot start the threads that do the work")?;
+        spawn_all(&lifecycle, &kernel, topology, &settings, self.members, clerk, listener, router);
         Ok(Running { address, kernel, lifecycle, draining, settings })
     }
 }
@@ -213,9 +218,11 @@ pub fn openapi() -> OpenApi {
     ])
 }
 
+#[expect(clippy::too_many_arguments, reason = "everything that runs, once")]
 fn spawn_all(
     lifecycle: &Lifecycle,
     kernel: &Kernel,
+    topology: Arc<Topology>,
     settings: &Settings,
     members: Vec<Member>,
     clerk: Clerk,
@@ -224,9 +231,20 @@ fn spawn_all(
 ) {
     let pauses = kernel.pauses.clone();
     lifecycle.spawn(Stage::Helpers, "pauses", |stop| until(stop, pauses.follow()));
+    let transport = kernel.transport.clone();
+    lifecycle.spawn(Stage::Helpers, "broker", |stop| async move {
+        until(stop, transport.tend()).await;
+        transport.close().await;
+    });
+    let mender = mending::run(kernel.clone(), topology);
+    lifecycle.spawn(Stage::Helpers, "mending", |stop| until(stop, mender));
     let db = kernel.db.clone();
     lifecycle.spawn(Stage::Helpers, "wakes", |stop| async move {
         tokio::select! { () = db.exchange_wakes() => stop.cancelled().await, () = stop.cancelled() => {} }
+    });
+    let db = kernel.db.clone();
+    lifecycle.spawn(Stage::Helpers, "checkpoints", |stop| async move {
+        tokio::select! { () = db.keep_log_short() => stop.cancelled().await, () = stop.cancelled() => {} }
     });
     if settings.runs(Part::Relay) {
         let relay = Relay::new(kernel.clone());

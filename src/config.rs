@@ -9,6 +9,7 @@ use clap::{Args, Parser, ValueEnum};
 
 use crate::messaging::Tuning;
 use crate::messaging::retry::Backoff;
+use crate::messaging::transport::rabbit::{self, ExtraQueue};
 use crate::telemetry::LogFormat;
 use crate::{db, http};
 
@@ -36,7 +37,7 @@ pub struct Settings {
     #[arg(long, env = "STOCKADE_DATABASE_URL", default_value = "sqlite:stockade.db", hide_env_values = true)]
     pub database_url: String,
 
-    /// `embedded`: a queue in the database.
+    /// `embedded`, a queue in the database; or RabbitMQ at `amqp://USER:PASSWORD@HOST:5672/VHOST` or `amqps://…`.
     #[arg(long, env = "STOCKADE_BROKER_URL", default_value = "embedded", hide_env_values = true)]
     pub broker_url: String,
 
@@ -44,9 +45,26 @@ pub struct Settings {
     #[arg(long, env = "STOCKADE_MODULES", value_enum, value_delimiter = ',', default_value = "all")]
     pub modules: Vec<Part>,
 
-    /// What queue names begin with.
+    /// What queue and exchange names begin with.
     #[arg(long, env = "STOCKADE_QUEUE_PREFIX", default_value = "stockade")]
     pub queue_prefix: String,
+
+    /// On RabbitMQ, queues for other programs, each with its dead-letter queue: `NAME=PATTERN,PATTERN;NAME=PATTERN`, as
+    /// in `analytics.ingest=#;erp.sync=order.*`.
+    #[arg(long, env = "STOCKADE_EXTRA_QUEUES", default_value = "")]
+    pub extra_queues: String,
+
+    /// On RabbitMQ, messages that a consumer may hold unacknowledged.
+    #[arg(long, env = "STOCKADE_PREFETCH", default_value_t = 1024)]
+    pub prefetch: u16,
+
+    /// On RabbitMQ, how often both sides say that they are there; a broker silent for twice as long is gone.
+    #[arg(long, env = "STOCKADE_AMQP_HEARTBEAT", default_value = "10s", value_parser = humantime::parse_duration)]
+    pub amqp_heartbeat: Duration,
+
+    /// On RabbitMQ, how long to wait for the broker to confirm what was published.
+    #[arg(long, env = "STOCKADE_AMQP_CONFIRM_TIMEOUT", default_value = "10s", value_parser = humantime::parse_duration)]
+    pub amqp_confirm_timeout: Duration,
 
     /// Serve without API keys on an address that others can reach. Anyone who reaches it can do anything.
     #[arg(long, env = "STOCKADE_INSECURE_NO_AUTH")]
@@ -164,9 +182,7 @@ impl Settings {
 
     /// Checks what the settings say together; each sentence tells what to change.
     pub fn validate(&self) -> anyhow::Result<()> {
-        if self.broker_url != "embedded" {
-            bail!("STOCKADE_BROKER_URL takes `embedded`; other brokers are not supported yet");
-        }
+        self.validate_broker()?;
         if !self.listen.ip().is_loopback() && !self.insecure_no_auth {
             bail!(
                 "{} can be reached by others and there are no API keys: listen on 127.0.0.1, or set \
@@ -193,6 +209,48 @@ impl Settings {
             bail!("STOCKADE_QUEUE_PREFIX takes letters, digits, dots, dashes and underscores");
         }
         Ok(())
+    }
+
+    fn validate_broker(&self) -> anyhow::Result<()> {
+        let extra = ExtraQueue::read_many(&self.extra_queues)
+            .map_err(|error| anyhow::anyhow!("STOCKADE_EXTRA_QUEUES cannot be read: {error}"))?;
+        let Some(rabbit) = self.rabbit()? else {
+            if !extra.is_empty() {
+                bail!("STOCKADE_EXTRA_QUEUES needs RabbitMQ: set STOCKADE_BROKER_URL, or leave it out");
+            }
+            return Ok(());
+        };
+        rabbit.uri().map_err(|error| {
+            anyhow::anyhow!(
+                "STOCKADE_BROKER_URL takes `embedded`, `amqp://…` or `amqps://…`, and this cannot be read: {error}"
+            )
+        })?;
+        let own = format!("{}.", self.queue_prefix);
+        if let Some(queue) = extra.iter().map(|extra| &extra.queue).find(|queue| queue.starts_with(&own)) {
+            bail!("STOCKADE_EXTRA_QUEUES: names that begin with {own} are Stockade's own, and {queue} does");
+        }
+        if usize::from(self.prefetch) < self.batch {
+            bail!("STOCKADE_PREFETCH must be at least STOCKADE_BATCH, or no batch is ever full");
+        }
+        if self.amqp_heartbeat < Duration::from_secs(1) || self.amqp_confirm_timeout < Duration::from_secs(1) {
+            bail!("STOCKADE_AMQP_HEARTBEAT and STOCKADE_AMQP_CONFIRM_TIMEOUT must be at least 1s");
+        }
+        Ok(())
+    }
+
+    /// How to reach RabbitMQ; `None` on the embedded queue.
+    pub fn rabbit(&self) -> anyhow::Result<Option<rabbit::Options>> {
+        if self.broker_url == "embedded" {
+            return Ok(None);
+        }
+        Ok(Some(rabbit::Options {
+            url: self.broker_url.clone(),
+            prefix: self.queue_prefix.clone(),
+            extra_queues: ExtraQueue::read_many(&self.extra_queues).map_err(anyhow::Error::msg)?,
+            prefetch: self.prefetch,
+            heartbeat: self.amqp_heartbeat,
+            confirm_timeout: self.amqp_confirm_timeout,
+        }))
     }
 
     /// Does this process run that part?
@@ -225,7 +283,8 @@ impl Settings {
                 cap: self.outbox_backoff_max,
                 attempts_max: self.outbox_max_attempts,
             },
-            outbox_lease: self.lease,
+            // Long enough for a pass that waits for its confirms to the last.
+            outbox_lease: self.amqp_confirm_timeout * 3,
             batch: self.batch,
             poll: self.poll,
             retry: Backoff { base: self.retry_base, cap: self.retry_cap, attempts_max: self.retry_max },

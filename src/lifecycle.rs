@@ -4,12 +4,16 @@
 //! then the work in hand is finished (desk, consumers, office), then the relay sends what that work wrote, then
 //! the helpers go. A task that ends unasked, by panic or by mistake, stops the whole process with a failing exit
 //! code: a service that is half alive is worse than one that restarts.
+//!
+//! Requests and work have threads of their own: a batch in the middle of its transaction must not queue for a thread
+//! behind a crowd of requests, while everybody else waits for the transaction.
 
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -24,13 +28,14 @@ pub enum Stage {
 
 const STAGES: [Stage; 4] = [Stage::Http, Stage::Work, Stage::Relay, Stage::Helpers];
 
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Lifecycle {
     inner: Arc<Inner>,
 }
 
-#[derive(Default)]
 struct Inner {
+    /// Where everything but HTTP runs.
+    workshop: Option<Runtime>,
     /// Cancelled when the process is to end, for whatever reason.
     ending: CancellationToken,
     failed: AtomicBool,
@@ -38,7 +43,33 @@ struct Inner {
     tasks: [TaskTracker; STAGES.len()],
 }
 
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Some(workshop) = self.workshop.take() {
+            workshop.shutdown_background();
+        }
+    }
+}
+
 impl Lifecycle {
+    pub fn new() -> std::io::Result<Self> {
+        let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
+        let workshop = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads((cores / 2).max(1))
+            .thread_name("stockade-work")
+            .enable_all()
+            .build()?;
+        Ok(Self {
+            inner: Arc::new(Inner {
+                workshop: Some(workshop),
+                ending: CancellationToken::new(),
+                failed: AtomicBool::new(false),
+                stops: Default::default(),
+                tasks: Default::default(),
+            }),
+        })
+    }
+
     /// Runs a task until its stage is stopped; `task` gets the token that says so.
     pub fn spawn<F: Future<Output = ()> + Send + 'static>(
         &self,
@@ -49,10 +80,15 @@ impl Lifecycle {
         let stop = self.inner.stops[stage as usize].clone();
         let watch = Watch { name, stop: stop.clone(), lifecycle: self.clone() };
         let task = task(stop);
-        self.inner.tasks[stage as usize].spawn(async move {
+        let watched = async move {
             let _watch = watch;
             task.await;
-        });
+        };
+        let tasks = &self.inner.tasks[stage as usize];
+        match &self.inner.workshop {
+            Some(workshop) if stage != Stage::Http => tasks.spawn_on(watched, workshop.handle()),
+            _ => tasks.spawn(watched),
+        };
     }
 
     /// Asks for an orderly end.
@@ -125,7 +161,7 @@ mod tests {
 
     #[tokio::test]
     async fn stages_stop_in_order() {
-        let lifecycle = Lifecycle::default();
+        let lifecycle = Lifecycle::new().unwrap();
         let (sender, mut stopped) = tokio::sync::mpsc::unbounded_channel();
         for (stage, name) in [(Stage::Relay, "relay"), (Stage::Http, "http"), (Stage::Work, "work")] {
             let sender = sender.clone();
@@ -145,7 +181,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_task_that_panics_ends_the_process_with_a_failure() {
-        let lifecycle = Lifecycle::default();
+        let lifecycle = Lifecycle::new().unwrap();
         lifecycle.spawn(Stage::Work, "doomed", |_| async { panic!("on purpose") });
         tokio::time::timeout(Duration::from_secs(5), lifecycle.ending()).await.unwrap();
         assert!(!lifecycle.shut_down(Duration::from_secs(5)).await);

@@ -4,9 +4,10 @@ use std::io::IsTerminal;
 
 use tracing_subscriber::EnvFilter;
 
-/// Sets up logging for the process. `filter` is in the syntax of RUST_LOG.
+/// Sets up logging for the process. `filter` is in the syntax of RUST_LOG. lapin's own lines repeat what the
+/// transport says better, and would print messages with their bodies.
 pub fn init(filter: &str, format: LogFormat) -> anyhow::Result<()> {
-    let filter = EnvFilter::try_new(format!("sqlx=warn,{filter}"))
+    let filter = EnvFilter::try_new(format!("sqlx=warn,lapin=off,{filter}"))
         .map_err(|error| anyhow::anyhow!("STOCKADE_LOG {filter:?} cannot be read: {error}"))?;
     let pretty = match format {
         LogFormat::Auto => std::io::stderr().is_terminal(),

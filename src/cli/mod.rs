@@ -1,11 +1,18 @@
 //! Commands: what to run, with which settings. Data goes to stdout, talk to stderr.
 
 mod bench;
+mod client;
+mod demo;
+mod exit;
+mod healthcheck;
+mod scratch;
 mod serve;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+
+use exit::Exit;
 
 /// What bare `stockade` prints: enough to get going.
 const WELCOME: &str = "\
@@ -13,10 +20,11 @@ Stockade takes orders, reserves stock and notifies customers, every effect exact
 
   stockade serve                 start on http://127.0.0.1:8080 with an embedded database
   stockade serve --demo          the same, with the fault lab
+  stockade demo all              see what it promises, and that it keeps it
   stockade bench --orders 20000  measure this machine
 
-On Postgres:
-  stockade serve --database-url postgres://user:password@localhost/stockade
+On Postgres, and on RabbitMQ:
+  stockade serve --database-url postgres://user:password@localhost/stockade --broker-url amqp://localhost
 
 `stockade help` lists every command, `stockade help serve` every setting.
 ";
@@ -36,6 +44,10 @@ enum Command {
     Migrate(serve::Migrate),
     /// Place orders as fast as they go, or at a given rate, and measure until the last customer is notified.
     Bench(bench::Bench),
+    /// See a promise kept: what is done, what to look at, and the figures that prove it.
+    Demo(demo::Demo),
+    /// Ask a server whether it is ready; the exit code tells.
+    Healthcheck(healthcheck::Healthcheck),
     /// Print the OpenAPI document.
     Openapi,
 }
@@ -58,6 +70,8 @@ pub fn main() -> ExitCode {
             Command::Serve(serve) => serve.run().await,
             Command::Migrate(migrate) => migrate.run().await,
             Command::Bench(bench) => bench.run().await,
+            Command::Demo(demo) => demo.run().await,
+            Command::Healthcheck(healthcheck) => healthcheck.run().await,
             Command::Openapi => print_openapi(),
         }
     });
@@ -65,7 +79,7 @@ pub fn main() -> ExitCode {
     runtime.shutdown_background();
     ended.unwrap_or_else(|error| {
         eprintln!("stockade: {error:#}");
-        ExitCode::FAILURE
+        Exit::of(&error).into()
     })
 }
 

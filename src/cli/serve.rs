@@ -49,6 +49,11 @@ impl Serve {
     }
 }
 
+/// The URL that a line of the banner gives, if it is the line that does.
+pub fn url_in_banner(line: &str) -> Option<&str> {
+    line.trim().strip_prefix("dashboard").map(|url| url.trim().trim_end_matches('/'))
+}
+
 fn banner(address: SocketAddr) -> String {
     let at = format!("http://{address}");
     format!(
@@ -77,5 +82,17 @@ impl Migrate {
         db.close().await;
         eprintln!("The database is at this version's schema.");
         Ok(ExitCode::SUCCESS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_banner_says_where_the_server_is() {
+        let banner = banner("127.0.0.1:4711".parse().unwrap());
+        let urls: Vec<&str> = banner.lines().filter_map(url_in_banner).collect();
+        assert_eq!(urls, ["http://127.0.0.1:4711"]);
     }
 }

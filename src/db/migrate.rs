@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 
 use sqlx::migrate::{MigrateError, Migration, MigrationType, Migrator};
-use sqlx::{SqlSafeStr, SqlStr};
+use sqlx::{Connection, SqlSafeStr, SqlStr};
 
 use super::Engine;
 
@@ -34,7 +34,12 @@ const MIGRATIONS: [(i64, &str, &str, &str); 7] = migrations![
 pub(super) async fn run(engine: &Engine) -> Result<(), MigrateError> {
     match engine {
         Engine::Postgres(pool) => migrator(|(_, _, postgres, _)| postgres).run(pool).await,
-        Engine::Sqlite { writer, .. } => migrator(|(_, _, _, sqlite)| sqlite).run(writer).await,
+        Engine::Sqlite { writer: Some(writer), .. } => {
+            let mut connection = writer.connect().await?;
+            migrator(|(_, _, _, sqlite)| sqlite).run(&mut connection).await?;
+            Ok(connection.close().await?)
+        }
+        Engine::Sqlite { writer: None, .. } => Ok(()),
     }
 }
 

@@ -11,22 +11,27 @@
 mod filter;
 mod migrate;
 mod open;
+mod scratch;
 mod trouble;
 mod wakes;
+mod writer;
 
 use std::collections::BTreeSet;
 use std::fs::File;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context;
-use sqlx::{PgPool, Postgres, Sqlite, SqlitePool, Transaction};
+use sqlx::{PgPool, Postgres, Sqlite, SqliteConnection, SqlitePool, Transaction};
 
 pub(crate) use filter::fetch_page;
 pub use filter::{Filter, Value};
 pub use open::Options;
+pub use scratch::ScratchSchema;
 pub use trouble::Trouble;
 pub use wakes::{Bell, Wakes};
+use writer::{Writer, Writing};
 
 use crate::clock::{Clock, Timestamp};
 
@@ -46,7 +51,8 @@ pub struct Db {
 enum Engine {
     Postgres(PgPool),
     Sqlite {
-        writer: SqlitePool,
+        /// `None` when opened for reading only.
+        writer: Option<Writer>,
         readers: SqlitePool,
         /// Held for as long as the database is open; `None` when opened for reading only.
         _lock: Option<Arc<File>>,
@@ -65,7 +71,33 @@ pub struct Tx {
 /// The transaction behind a [`Tx`], for the macros to match on.
 pub enum Conn {
     Postgres(Transaction<'static, Postgres>),
-    Sqlite(Transaction<'static, Sqlite>),
+    Sqlite(SqliteTx),
+}
+
+/// A transaction on a connection of the readers' pool, or on the one that writes.
+pub enum SqliteTx {
+    Reading(Transaction<'static, Sqlite>),
+    Writing(Writing),
+}
+
+impl Deref for SqliteTx {
+    type Target = SqliteConnection;
+
+    fn deref(&self) -> &SqliteConnection {
+        match self {
+            Self::Reading(tx) => tx,
+            Self::Writing(tx) => tx,
+        }
+    }
+}
+
+impl DerefMut for SqliteTx {
+    fn deref_mut(&mut self) -> &mut SqliteConnection {
+        match self {
+            Self::Reading(tx) => tx,
+            Self::Writing(tx) => tx,
+        }
+    }
 }
 
 impl Db {
@@ -102,9 +134,7 @@ impl Db {
     pub async fn begin(&self) -> sqlx::Result<Tx> {
         let conn = match &self.engine {
             Engine::Postgres(pool) => Conn::Postgres(pool.begin().await?),
-            Engine::Sqlite { writer, .. } => {
-                Conn::Sqlite(writer.begin_with("PRAGMA synchronous = FULL; BEGIN IMMEDIATE").await?)
-            }
+            Engine::Sqlite { writer, .. } => write(writer, "PRAGMA synchronous = FULL; BEGIN IMMEDIATE").await?,
         };
         Ok(self.tx(conn))
     }
@@ -117,9 +147,7 @@ impl Db {
             Engine::Postgres(pool) => {
                 Conn::Postgres(pool.begin_with("BEGIN; SET LOCAL synchronous_commit TO off").await?)
             }
-            Engine::Sqlite { writer, .. } => {
-                Conn::Sqlite(writer.begin_with("PRAGMA synchronous = NORMAL; BEGIN IMMEDIATE").await?)
-            }
+            Engine::Sqlite { writer, .. } => write(writer, "PRAGMA synchronous = NORMAL; BEGIN IMMEDIATE").await?,
         };
         Ok(self.tx(conn))
     }
@@ -130,7 +158,7 @@ impl Db {
             Engine::Postgres(pool) => {
                 Conn::Postgres(pool.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?)
             }
-            Engine::Sqlite { readers, .. } => Conn::Sqlite(readers.begin().await?),
+            Engine::Sqlite { readers, .. } => Conn::Sqlite(SqliteTx::Reading(readers.begin().await?)),
         };
         Ok(self.tx(conn))
     }
@@ -173,12 +201,22 @@ impl Db {
         }
     }
 
+    /// Copies what was written from SQLite's log into its file, beside the writer; returns at once on Postgres, which
+    /// sees to that itself.
+    pub async fn keep_log_short(self) {
+        if let Engine::Sqlite { writer: Some(writer), .. } = self.engine {
+            writer.keep_log_short().await;
+        }
+    }
+
     pub async fn close(&self) {
         match &self.engine {
             Engine::Postgres(pool) => pool.close().await,
             Engine::Sqlite { writer, readers, .. } => {
                 readers.close().await;
-                writer.close().await;
+                if let Some(writer) = writer {
+                    writer.close().await;
+                }
             }
         }
     }
@@ -189,14 +227,11 @@ impl Tx {
     pub async fn commit(self) -> sqlx::Result<()> {
         let committed = match self.conn {
             Conn::Postgres(tx) => tx.commit().await,
-            Conn::Sqlite(tx) => tx.commit().await,
+            Conn::Sqlite(SqliteTx::Writing(tx)) => tx.commit().await,
+            Conn::Sqlite(SqliteTx::Reading(tx)) => tx.commit().await,
         };
-        if let Err(error) = &committed
-            && trouble::is_failed_fsync(error)
-        {
-            // What an earlier relaxed commit wrote may be lost though it looks kept. Only recovery from disk can tell.
-            tracing::error!(%error, "the disk failed to keep what was written; stopping at once");
-            std::process::abort();
+        if let Err(error) = &committed {
+            abort_if_the_disk_failed(error);
         }
         committed?;
         for topic in &self.rings {
@@ -225,6 +260,21 @@ impl Tx {
     /// For the macros `on!` and `dialects!`.
     pub fn conn(&mut self) -> &mut Conn {
         &mut self.conn
+    }
+}
+
+/// What an earlier relaxed commit wrote may be lost though it looks kept. Only recovery from disk can tell.
+fn abort_if_the_disk_failed(error: &sqlx::Error) {
+    if trouble::is_failed_fsync(error) {
+        tracing::error!(%error, "the disk failed to keep what was written; stopping at once");
+        std::process::abort();
+    }
+}
+
+async fn write(writer: &Option<Writer>, begin: &'static str) -> sqlx::Result<Conn> {
+    match writer {
+        Some(writer) => Ok(Conn::Sqlite(SqliteTx::Writing(writer.begin(begin).await?))),
+        None => Err(sqlx::Error::Configuration("the database was opened for reading only".into())),
     }
 }
 

@@ -12,13 +12,17 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
-use sqlx::{ConnectOptions, PgPool, SqlitePool};
+use sqlx::{ConnectOptions, Connection, PgPool, SqlitePool};
 
 use super::Engine;
+use super::writer::Writer;
 
 /// The first SQLite whose WAL cannot be corrupted by two connections resetting it at once.
 const SQLITE_VERSION_MIN: (u32, u32, u32) = (3, 51, 3);
 const SQLITE_READERS: u32 = 4;
+/// For how long a connection to Postgres counts as alive without being asked.
+const POSTGRES_TRUSTED_FOR: Duration = Duration::from_millis(500);
+
 /// How to open a database; every limit has its setting in `config.rs`.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -54,10 +58,7 @@ pub(super) async fn to_serve(options: &Options) -> anyhow::Result<Engine> {
 /// Opens it to look at, beside the server that owns it.
 pub(super) async fn to_look(options: &Options) -> anyhow::Result<Engine> {
     Ok(match sqlite_path(&options.url)? {
-        Some(path) => {
-            let readers = sqlite_readers(options, &path).await?;
-            Engine::Sqlite { writer: readers.clone(), readers, _lock: None }
-        }
+        Some(path) => Engine::Sqlite { writer: None, readers: sqlite_readers(options, &path).await?, _lock: None },
         None => Engine::Postgres(open_postgres(options).await?),
     })
 }
@@ -87,6 +88,16 @@ async fn open_postgres(options: &Options) -> anyhow::Result<PgPool> {
     let pool = PgPoolOptions::new()
         .max_connections(options.connections_max)
         .acquire_timeout(options.acquire_timeout)
+        .test_before_acquire(false)
+        // One that was just in use is there; one that rested may have lost its server meanwhile.
+        .before_acquire(|connection, rested| {
+            Box::pin(async move {
+                if rested.idle_for > POSTGRES_TRUSTED_FOR {
+                    connection.ping().await?;
+                }
+                Ok(true)
+            })
+        })
         .connect_with(connect)
         .await
         .context("cannot connect to Postgres")?;
@@ -109,23 +120,22 @@ async fn open_sqlite(options: &Options, path: &Path) -> anyhow::Result<Engine> {
         .foreign_keys(true)
         .busy_timeout(options.busy_timeout)
         .disable_statement_logging()
-        // Checkpointing every 8,000 pages rather than 1,000 keeps it off the back of most commits.
-        .pragma("wal_autocheckpoint", "8000")
+        // Only should the task that does it beside the writer fall behind: see `Writer::keep_log_short`.
+        .pragma("wal_autocheckpoint", "32000")
+        // What a statement needs to undo itself stays out of files.
+        .pragma("temp_store", "memory")
         // Rows cross from SQLite's thread to ours through a buffer; a batch should fit in one go.
         .row_buffer_size(1024)
-        .pragma("cache_size", "-8192");
+        .pragma("cache_size", "-32768");
     let connect = match options.pages_max {
         0 => connect,
         pages => connect.pragma("max_page_count", pages.to_string()),
     };
-    let writer = SqlitePoolOptions::new()
-        .max_connections(1)
-        .acquire_timeout(options.acquire_timeout)
-        .connect_with(connect)
-        .await
-        .with_context(|| format!("cannot open the database file {}", path.display()))?;
-    let version: String = sqlx::query_scalar("SELECT sqlite_version()").fetch_one(&writer).await?;
+    let cannot_open = || format!("cannot open the database file {}", path.display());
+    let mut connection = connect.connect().await.with_context(cannot_open)?;
+    let version: String = sqlx::query_scalar("SELECT sqlite_version()").fetch_one(&mut connection).await?;
     check_sqlite_version(&version)?;
+    let writer = Some(Writer::new(connection, connect, options.acquire_timeout));
     Ok(Engine::Sqlite { writer, readers: sqlite_readers(options, path).await?, _lock: Some(Arc::new(lock)) })
 }
 
@@ -137,6 +147,8 @@ async fn sqlite_readers(options: &Options, path: &Path) -> anyhow::Result<Sqlite
         .disable_statement_logging();
     SqlitePoolOptions::new()
         .max_connections(SQLITE_READERS)
+        // A question to a file that cannot hang up: it would cost a trip to SQLite's thread for every read.
+        .test_before_acquire(false)
         .acquire_timeout(options.acquire_timeout)
         .connect_with(connect)
         .await

@@ -14,6 +14,7 @@ use utoipa_axum::routes;
 
 use crate::db::Trouble;
 use crate::messaging::health::LoopStatus;
+use crate::messaging::transport::Condition;
 use crate::messaging::{Kernel, outbox};
 
 /// No probe takes longer than this, whatever is down.
@@ -51,6 +52,8 @@ pub struct Readiness {
 }
 
 /// Can this instance serve requests?
+///
+/// A broker that is away leaves it ready, and degraded: orders are taken and wait in the outbox.
 #[utoipa::path(get, path = "/readyz", tag = "health", responses(
     (status = 200, body = Readiness),
     (status = 503, description = "Draining, or the database cannot be used", body = Readiness),
@@ -58,7 +61,8 @@ pub struct Readiness {
 async fn readyz(State(probes): State<Probes>) -> Response {
     let health = probes.look().await;
     let draining = probes.draining.is_cancelled();
-    let mut checks = BTreeMap::from([("database", health.database.status.clone())]);
+    let mut checks =
+        BTreeMap::from([("database", health.database.status.clone()), ("broker", health.broker.status.clone())]);
     checks.insert("draining", if draining { "yes" } else { "no" }.to_owned());
     for (name, status) in &health.loops {
         checks.insert(name, format!("{:?}", status.state).to_lowercase());
@@ -88,9 +92,11 @@ pub struct HealthReport {
 pub struct Part {
     #[schema(example = "sqlite")]
     kind: &'static str,
-    /// `up`, `busy` or `down`.
+    /// `up`, `busy` (the database), `blocked` (the broker takes no messages) or `down`.
     #[schema(example = "up")]
     status: String,
+    /// What is wrong, where it is known.
+    error: Option<String>,
 }
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
@@ -108,6 +114,17 @@ async fn health(State(probes): State<Probes>) -> Json<HealthReport> {
 }
 
 impl Probes {
+    fn broker(&self, database: &'static str) -> Part {
+        let (status, error) = match self.kernel.transport.condition() {
+            // The embedded queue is a table: it is up when its database is.
+            None => (database, None),
+            Some(Condition::Up) => ("up", None),
+            Some(Condition::Blocked(why)) => ("blocked", Some(why)),
+            Some(Condition::Down(why)) => ("down", Some(why)),
+        };
+        Part { kind: self.kernel.transport.name(), status: status.to_owned(), error }
+    }
+
     async fn look(&self) -> HealthReport {
         let backlog = async {
             let mut tx = self.kernel.db.read().await?;
@@ -123,16 +140,16 @@ impl Probes {
         let now = self.kernel.db.clock().now();
         let troubled = loops.values().any(|status| status.is_troubled(now));
         let dead = outbox.is_some_and(|outbox| outbox.dead > 0);
+        let broker = self.broker(database);
         HealthReport {
             status: match database {
                 "down" => "unavailable",
-                "up" if !troubled && !dead => "ok",
+                "up" if !troubled && !dead && broker.status == "up" => "ok",
                 _ => "degraded",
             },
             version: env!("CARGO_PKG_VERSION"),
-            database: Part { kind: self.kernel.db.engine_name(), status: database.to_owned() },
-            // The embedded queue is a table: it is up when its database is.
-            broker: Part { kind: self.kernel.transport.name(), status: database.to_owned() },
+            database: Part { kind: self.kernel.db.engine_name(), status: database.to_owned(), error: None },
+            broker,
             outbox: outbox.map(|outbox| OutboxReport {
                 pending: outbox.pending,
                 dead: outbox.dead,

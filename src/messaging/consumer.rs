@@ -23,9 +23,10 @@ use super::event::{self, Label, Message, Unreadable};
 use super::health::{LoopState, Pulse};
 use super::inbox::{self, Action, Arrival, Effect, Mark, Met, State};
 use super::outbox::{self, Entry};
-use super::transport::{Delivery, Subscription, Tag, TransportError};
+use super::transport::{Delivery, Subscription, Tag, TransportError, Way};
 use super::waiting::{self, Ran, Wait, Waking};
 use super::{Kernel, Outcome, Pace, Patience, Reaction};
+use crate::clock::mint_id;
 use crate::db::{Trouble, Tx};
 
 /// From this delivery on a message runs alone.
@@ -154,6 +155,15 @@ impl<R: Reaction> Consumer<R> {
                 tokio::select! { () = gate.until(false) => {} () = stop.cancelled() => {} }
                 continue;
             }
+            if let Some(why) = self.kernel.transport.obstacle(Way::In) {
+                self.pulse.troubled(why, self.kernel.db.clock().now());
+                tokio::select! {
+                    () = self.kernel.transport.until_open(Way::In) => {}
+                    () = gate.until(true) => {}
+                    () = stop.cancelled() => {}
+                }
+                continue;
+            }
             let stopping = async {
                 tokio::select! { () = gate.until(true) => {} () = stop.cancelled() => {} }
             };
@@ -169,13 +179,16 @@ impl<R: Reaction> Consumer<R> {
 
     /// Takes batches on one subscription until `stopping` resolves or something is away.
     async fn consume(&self, stopping: impl Future<Output = ()>, patience: &mut Patience) -> Result<(), TransportError> {
+        // A broker counts deliveries and gives up on a message after so many: none is taken before the database is seen
+        // to work, or an outage would use them up.
+        self.check_database().await?;
         let mut subscription = self.kernel.transport.subscribe(&self.queue).await?;
         let mut swept_at = Instant::now();
         tokio::pin!(stopping);
         let ended = loop {
             tokio::select! {
                 biased;
-                () = &mut stopping => break Ok(()),
+                () = &mut stopping => break self.work_off_rest(&mut subscription).await,
                 () = subscription.ready(self.kernel.tuning.poll) => {}
             }
             if swept_at.elapsed() >= SWEEP_EVERY {
@@ -185,7 +198,11 @@ impl<R: Reaction> Consumer<R> {
                 }
             }
             let pace = Pace::start();
-            match self.try_once(&mut subscription).await {
+            let dealt_with = match self.deal_with_next(&mut subscription).await {
+                Ok((count, done)) => subscription.ack_soon(&done).await.map(|()| count),
+                Err(error) => Err(error),
+            };
+            match dealt_with {
                 Ok(count) => {
                     patience.renew();
                     self.pulse.running(self.kernel.db.clock().now());
@@ -198,12 +215,44 @@ impl<R: Reaction> Consumer<R> {
         ended
     }
 
-    /// Takes what is there and deals with it; returns how many deliveries that was.
+    /// Writes something durably, and leaves no trace of it.
+    async fn check_database(&self) -> sqlx::Result<()> {
+        let mut tx = self.kernel.db.begin().await?;
+        let (id, now) = (mint_id(), tx.now());
+        crate::on!(tx, c => {
+            sqlx::query("INSERT INTO messaging_subscriptions (id, queue, seen_at) VALUES ($1, $2, $3)")
+                .bind(id)
+                .bind(&self.queue)
+                .bind(now)
+                .execute(c)
+                .await
+        .map(drop)})?;
+        crate::on!(tx, c => {
+            sqlx::query("DELETE FROM messaging_subscriptions WHERE id = $1").bind(id).execute(c).await.map(drop)
+        })?;
+        tx.commit().await
+    }
+
+    /// Works off what a broker has sent already; the rest of the queue is left alone.
+    async fn work_off_rest(&self, subscription: &mut Subscription) -> Result<(), TransportError> {
+        subscription.wind_down().await;
+        while self.try_once(subscription).await? > 0 {}
+        Ok(())
+    }
+
+    /// Takes what is there, deals with it and acknowledges; returns how many deliveries that was.
     pub async fn try_once(&self, subscription: &mut Subscription) -> Result<usize, TransportError> {
+        let (count, done) = self.deal_with_next(subscription).await?;
+        subscription.ack(&done).await?;
+        Ok(count)
+    }
+
+    /// Takes what is there and deals with it; returns how many deliveries that was, and those to acknowledge.
+    async fn deal_with_next(&self, subscription: &mut Subscription) -> Result<(usize, Vec<Tag>), TransportError> {
         let deliveries = subscription.take(self.kernel.tuning.batch).await?;
         let count = deliveries.len();
         if count == 0 {
-            return Ok(0);
+            return Ok((0, Vec::new()));
         }
         let tags: Vec<Tag> = deliveries.iter().map(|delivery| delivery.tag).collect();
         let settled = {
@@ -214,16 +263,17 @@ impl<R: Reaction> Consumer<R> {
             }
         };
         match settled {
-            Ok(settled) => self.settle(subscription, settled).await?,
+            Ok(settled) => Ok((count, self.settle(subscription, settled).await?)),
             Err(error) => {
                 // Put it back at once rather than let the lease run out; what was committed of it is a duplicate then.
+                // Nothing is to come to this subscription again, least of all what goes back.
+                subscription.wind_down().await;
                 if let Err(error) = subscription.release(&tags).await {
                     tracing::debug!(consumer = R::NAME, %error, "could not give messages back; their lease will");
                 }
-                return Err(error.into());
+                Err(error.into())
             }
         }
-        Ok(count)
     }
 
     /// Decides and commits everything about these deliveries; says how each is to be settled.
@@ -533,8 +583,12 @@ impl<R: Reaction> Consumer<R> {
         ended
     }
 
-    /// Everything is committed: tell the transport.
-    async fn settle(&self, subscription: &mut Subscription, settled: Vec<(Tag, Settle)>) -> Result<(), TransportError> {
+    /// Everything is committed: rejects what is to be rejected and returns what is to be acknowledged.
+    async fn settle(
+        &self,
+        subscription: &mut Subscription,
+        settled: Vec<(Tag, Settle)>,
+    ) -> Result<Vec<Tag>, TransportError> {
         let tags = |wanted: &[Settle]| -> Vec<Tag> {
             settled.iter().filter(|(_, settle)| wanted.contains(settle)).map(|(tag, _)| *tag).collect()
         };
@@ -546,11 +600,7 @@ impl<R: Reaction> Consumer<R> {
         if settled.iter().any(|(_, settle)| *settle == Settle::AckRetry) {
             self.kernel.faults.reach("consumer.retry_written", R::NAME);
         }
-        let acked = tags(&[Settle::Ack, Settle::AckRetry]);
-        if !acked.is_empty() {
-            subscription.ack(&acked).await?;
-        }
-        Ok(())
+        Ok(tags(&[Settle::Ack, Settle::AckRetry]))
     }
 }
 

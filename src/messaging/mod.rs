@@ -18,6 +18,7 @@
 //! | an event delivered again has no second effect | `consumers::a_duplicate_has_no_second_effect_and_is_counted` |
 //! | one bad event does not hold up its batch | `consumers::a_batch_that_fails_as_a_whole_is_halved_down_to_the_culprit` |
 //! | a crash at any named point loses and doubles nothing | `crashes::*` |
+//! | a queue that was deleted costs no event | `rabbit::*::a_deleted_queue_is_declared_again_and_nothing_is_lost` |
 //! | an event that waits runs with its predecessor, whichever instance has it | `waiting::*` |
 //! | poison is filed with its bytes and reason | `consumers::poison_is_filed_verbatim_with_its_reason` |
 
@@ -27,6 +28,7 @@ pub mod event;
 pub mod faults;
 pub mod health;
 pub mod inbox;
+pub mod mending;
 pub mod office;
 pub mod outbox;
 pub mod pause;

@@ -5,17 +5,20 @@
 //! consumer's inbox; another body under a processed id (`id-reused`); the consumer's own gate, run again; and if
 //! all of these are content, the broker gave up on it by itself (`broker-limit`).
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures_util::future::try_join_all;
+use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
 
 use super::dead_letters::{self, NewLetter};
 use super::event::{self, Label, Unreadable};
 use super::health::{LoopState, Pulse};
 use super::inbox::{self, State};
-use super::transport::{Delivery, Subscription, Tag, TransportError, dlq_of};
+use super::transport::{Delivery, Subscription, Tag, TransportError, Way, dlq_of};
 use super::{Kernel, Patience};
+use crate::clock::mint_id;
 use crate::db::Tx;
 
 pub const NAME: &str = "dead-letters";
@@ -49,6 +52,15 @@ impl Office {
             if gate.is_paused() {
                 self.pulse.set(LoopState::Paused);
                 tokio::select! { () = gate.until(false) => {} () = stop.cancelled() => {} }
+                continue;
+            }
+            if let Some(why) = self.kernel.transport.obstacle(Way::In) {
+                self.pulse.troubled(why, self.kernel.db.clock().now());
+                tokio::select! {
+                    () = self.kernel.transport.until_open(Way::In) => {}
+                    () = gate.until(true) => {}
+                    () = stop.cancelled() => {}
+                }
                 continue;
             }
             let rest = CancellationToken::new();
@@ -88,6 +100,8 @@ impl Office {
             self.has_worked.store(true, Ordering::Relaxed);
             self.pulse.running(self.kernel.db.clock().now());
         }
+        subscription.wind_down().await;
+        while self.try_once(sender, &mut subscription).await? > 0 {}
         subscription.close().await;
         Ok(())
     }
@@ -100,6 +114,7 @@ impl Office {
         }
         let tags: Vec<Tag> = deliveries.iter().map(|delivery| delivery.tag).collect();
         if let Err(error) = self.file(sender, &deliveries).await {
+            subscription.wind_down().await;
             if let Err(error) = subscription.release(&tags).await {
                 tracing::debug!(%error, "could not give letters back; their lease will");
             }
@@ -111,8 +126,10 @@ impl Office {
 
     async fn file(&self, sender: &Sender, deliveries: &[Delivery]) -> sqlx::Result<()> {
         let mut tx = self.kernel.db.begin().await?;
-        for delivery in deliveries {
-            let letter = self.letter(&mut tx, sender, delivery).await?;
+        let queue = self.kernel.tuning.queue_name(sender.consumer);
+        let keys = delivery_keys(&mut tx, &queue, deliveries).await?;
+        for (delivery, key) in deliveries.iter().zip(keys) {
+            let letter = self.letter(&mut tx, sender, delivery, key).await?;
             dead_letters::file(&mut tx, &letter).await?;
         }
         self.kernel.faults.reach("office.before_commit", NAME);
@@ -121,9 +138,14 @@ impl Office {
         Ok(())
     }
 
-    async fn letter(&self, tx: &mut Tx, sender: &Sender, delivery: &Delivery) -> sqlx::Result<NewLetter> {
+    async fn letter(
+        &self,
+        tx: &mut Tx,
+        sender: &Sender,
+        delivery: &Delivery,
+        delivery_key: String,
+    ) -> sqlx::Result<NewLetter> {
         let event = event::read_envelope(&delivery.body, Label::default(), usize::MAX).ok();
-        let delivery_key = delivery_key(delivery);
         let mut letter = NewLetter {
             queue: self.kernel.tuning.queue_name(sender.consumer),
             consumer: sender.consumer.to_owned(),
@@ -171,11 +193,41 @@ impl Office {
     }
 }
 
-/// Names one rejected delivery for ever. In the table queue a message keeps its row id, so one that was rejected,
-/// redriven and rejected again is told apart by the time of its death.
-fn delivery_key(delivery: &Delivery) -> String {
-    let died_at = delivery.x_death.get(0).and_then(|death| death.get("time")).and_then(serde_json::Value::as_str);
-    format!("{} {}", delivery.tag.id, died_at.unwrap_or_default())
+/// Names each rejected delivery for ever, so that filing it again changes nothing.
+///
+/// In the table queue a message keeps its row id, and one that was rejected, redriven and rejected again is told apart
+/// by the time of its death. A broker's message has no such name, so it goes by what it is and when it died. Two that
+/// agree in all of that are told apart by this: only one that is delivered again can have been filed before.
+async fn delivery_keys(tx: &mut Tx, queue: &str, deliveries: &[Delivery]) -> sqlx::Result<Vec<String>> {
+    let mut keys = Vec::with_capacity(deliveries.len());
+    let mut taken = HashSet::new();
+    for delivery in deliveries {
+        if let Some(id) = delivery.lasting_id {
+            keys.push(format!("{id} {}", died_at(delivery)));
+            continue;
+        }
+        let looks = fingerprint(delivery);
+        // All of them are looked up before any is filed, so this finds what earlier batches filed.
+        let filed_before = dead_letters::is_filed(tx, queue, &looks).await?;
+        let is_another = if filed_before { delivery.deliveries == 1 } else { !taken.insert(looks.clone()) };
+        keys.push(if is_another { format!("{looks} {}", mint_id()) } else { looks });
+    }
+    Ok(keys)
+}
+
+fn fingerprint(delivery: &Delivery) -> String {
+    let mut hash = Sha256::new();
+    for part in [delivery.message_id.as_deref().unwrap_or_default(), &delivery.routing_key, died_at(delivery)] {
+        hash.update(part.len().to_be_bytes());
+        hash.update(part);
+    }
+    hash.update(&delivery.body);
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn died_at(delivery: &Delivery) -> &str {
+    let time = delivery.x_death.get(0).and_then(|death| death.get("time"));
+    time.and_then(serde_json::Value::as_str).unwrap_or_default()
 }
 
 /// Text columns of Postgres take no NUL, and nothing foreign goes into one unchecked.

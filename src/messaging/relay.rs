@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::health::{LoopState, Pulse};
 use super::outbox::{self, Claimed, Settlement};
-use super::transport::{Transport, Verdict, table};
+use super::transport::{Transport, Verdict, Way, table};
 use super::{Kernel, Pace, Patience};
 use crate::clock::mint_id;
 
@@ -37,6 +37,16 @@ impl Relay {
             if gate.is_paused() {
                 self.pulse.set(LoopState::Paused);
                 tokio::select! { () = gate.until(false) => continue, () = stop.cancelled() => break }
+            }
+            if let Some(why) = self.kernel.transport.obstacle(Way::Out) {
+                // Nothing is claimed that could not go out, however long the broker is away.
+                self.pulse.troubled(why, self.kernel.db.clock().now());
+                tokio::select! {
+                    () = self.kernel.transport.until_open(Way::Out) => {}
+                    () = gate.until(true) => {}
+                    () = stop.cancelled() => {}
+                }
+                continue;
             }
             bell.hush();
             let pace = Pace::start();
@@ -65,7 +75,7 @@ impl Relay {
                 () = tokio::time::sleep(pause) => {}
             }
         }
-        if !gate.is_paused() {
+        if !gate.is_paused() && self.kernel.transport.obstacle(Way::Out).is_none() {
             // A pass that is not full has sent everything our own last batches wrote.
             let full = i64::from(self.kernel.tuning.outbox_batch);
             while matches!(self.try_once().await, Ok(rows) if rows >= full) {}
@@ -77,7 +87,7 @@ impl Relay {
     pub async fn try_once(&self) -> sqlx::Result<i64> {
         match &self.kernel.transport {
             Transport::Table(_) => self.hand_on().await,
-            broker @ Transport::Memory(_) => self.publish(broker).await,
+            broker @ (Transport::Memory(_) | Transport::Rabbit(_)) => self.publish(broker).await,
         }
     }
 
@@ -119,7 +129,7 @@ impl Relay {
             Verdict::Unknown => Settlement::Released(row.id),
             Verdict::Refused(error) => {
                 let attempts = u32::try_from(row.attempts).unwrap_or(0) + 1;
-                tracing::warn!(%error, outbox.id = %row.id, attempts, "the broker refused {}", row.routing_key);
+                tracing::warn!(%error, outbox.id = %row.id, attempts, "the broker refused {}", row.routing_key());
                 Settlement::Failed { id: row.id, retry_after: self.kernel.tuning.outbox_backoff.delay(attempts), error }
             }
         }

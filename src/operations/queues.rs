@@ -131,7 +131,7 @@ impl Operations {
                 dlq_depth: depths.get(&dlq_of(&binding.queue)).map_or(0, |d| d.ready + d.in_flight.unwrap_or(0)),
                 dead_letters: letters.get(&binding.queue).copied().unwrap_or(0),
                 oldest_age_ms: oldest.map(|oldest| crate::clock::millis(now.since(oldest))),
-                stale: false,
+                stale: depth.is_none_or(|depth| depth.stale),
             }
         };
         Ok(bindings.iter().map(queue).collect())

@@ -27,10 +27,11 @@ const MAY_NAME: [(&str, &[&str]); 14] = [
 ];
 
 /// Where a transaction may be committed: by handlers, by loops, and where a transaction is made.
-const MAY_COMMIT: [&str; 10] = [
+const MAY_COMMIT: [&str; 11] = [
     "app.rs",
     "db/mod.rs",
     "messaging/consumer.rs",
+    "messaging/mending.rs",
     "messaging/office.rs",
     "messaging/relay.rs",
     "messaging/transport/table/mod.rs",

@@ -4,9 +4,10 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
+use axum::http::StatusCode;
 use serde_json::{Value, json};
 
-use crate::support::Api;
+use crate::support::{Api, Engine, Server, TestDb};
 
 /// The binary in a folder of its own, with nothing set.
 fn stockade(folder: &Path, args: &[&str]) -> Command {
@@ -96,7 +97,12 @@ fn what_cannot_work_is_refused_with_what_to_change() {
         (&["serve", "--lease", "1ms"], "STOCKADE_LEASE"),
         (&["serve", "--retry-max", "0"], "STOCKADE_RETRY_MAX"),
         (&["serve", "--queue-prefix", "a b"], "STOCKADE_QUEUE_PREFIX"),
-        (&["serve", "--broker-url", "amqp://localhost"], "STOCKADE_BROKER_URL"),
+        (&["serve", "--broker-url", "rabbit"], "STOCKADE_BROKER_URL"),
+        (&["serve", "--extra-queues", "a=#"], "STOCKADE_BROKER_URL"),
+        (&["serve", "--broker-url", "amqp://localhost", "--extra-queues", "a"], "STOCKADE_EXTRA_QUEUES"),
+        (&["serve", "--broker-url", "amqp://localhost", "--extra-queues", "stockade.a=#"], "STOCKADE_EXTRA_QUEUES"),
+        (&["serve", "--broker-url", "amqp://localhost", "--prefetch", "8"], "STOCKADE_PREFETCH"),
+        (&["serve", "--broker-url", "amqp://localhost", "--amqp-heartbeat", "1ms"], "STOCKADE_AMQP_HEARTBEAT"),
         (&["serve", "--database-url", "mysql://localhost/x"], "sqlite: or postgres://"),
         (&["serve", "--database-url", "sqlite:no/such/folder/x.db"], "no/such/folder"),
         (&["serve", "--database-url", "postgres://nobody@127.0.0.1:1/x"], "cannot connect to Postgres"),
@@ -108,4 +114,67 @@ fn what_cannot_work_is_refused_with_what_to_change() {
         assert!(refused.stdout.is_empty(), "{args:?}");
     }
     assert_eq!(output(folder.path(), &["serve", "--colour", "blue"]).status.code(), Some(2), "usage");
+}
+
+/// Asks with nothing but what `envs` and `args` say: its exit code and what it printed.
+async fn healthcheck(args: &[&str], envs: &[(&str, &str)]) -> (Option<i32>, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_stockade"));
+    command.arg("healthcheck").args(args).envs(envs.iter().copied());
+    let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+/// Something else that listens, with the same answer to everything.
+async fn answering(status: StatusCode, body: &'static str) -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let router = axum::Router::new().fallback(async move || (status, body));
+    #[expect(clippy::disallowed_methods, reason = "ends with the test, whose runtime it runs on")]
+    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+    url
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn healthcheck_tells_by_its_exit_code_whether_the_server_is_ready() {
+    let db = TestDb::new(Engine::Sqlite).await;
+    let server = Server::start(&db, &[]);
+    let address = server.url.strip_prefix("http://").unwrap().to_owned();
+    let port = address.rsplit(':').next().unwrap();
+    let everywhere = format!("0.0.0.0:{port}");
+    let proxy = ("HTTP_PROXY", "http://127.0.0.1:1");
+    for (args, envs) in [
+        (["--url", &server.url].as_slice(), [proxy].as_slice()),
+        (&[], &[("STOCKADE_LISTEN", everywhere.as_str())]),
+        (&["--listen", &address], &[]),
+    ] {
+        let (code, said, _) = healthcheck(args, envs).await;
+        assert_eq!(code, Some(0), "{args:?} {envs:?}");
+        assert!(said.starts_with("ok: ") && said.contains("database up"), "{said}");
+    }
+    let (code, json, talk) = healthcheck(&["--json", "--url", &server.url], &[]).await;
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((code, &json["checks"]["database"], talk.as_str()), (Some(0), &json!("up"), ""));
+    server.kill();
+    let (code, said, talk) = healthcheck(&["--listen", &address], &[]).await;
+    assert_eq!((code, said.as_str()), (Some(6), ""), "nobody is there");
+    assert!(talk.contains(&address), "{talk}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn healthcheck_tells_a_server_that_is_not_ready_from_one_that_is_none() {
+    let draining =
+        answering(StatusCode::SERVICE_UNAVAILABLE, r#"{"status":"unavailable","checks":{"draining":"yes"}}"#);
+    let (code, said, _) = healthcheck(&["--url", &draining.await], &[]).await;
+    assert_eq!((code, said.as_str()), (Some(6), "unavailable: draining yes\n"));
+    for (status, body) in [(StatusCode::NOT_FOUND, "who?"), (StatusCode::OK, "<html>welcome</html>")] {
+        let other = answering(status, body).await;
+        let (code, said, talk) = healthcheck(&["--url", &other], &[]).await;
+        assert_eq!((code, said.as_str()), (Some(1), ""), "{status}");
+        assert!(talk.contains("/readyz"), "{talk}");
+    }
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = silent.local_addr().unwrap().to_string();
+    let (code, _, talk) = healthcheck(&["--listen", &silent, "--timeout", "100ms"], &[]).await;
+    assert_eq!(code, Some(6), "{talk}");
 }

@@ -9,7 +9,7 @@ use stockade::messaging::relay::Relay;
 use stockade::messaging::transport::memory::Chaos;
 use uuid::Uuid;
 
-use crate::support::kernel::{AGES, LEASE, QUEUE, Rig, SECOND_QUEUE, event, many, told};
+use crate::support::kernel::{AGES, LEASE, Rig, event, many, told};
 use crate::support::{DEADLINE, TestDb, each_database};
 
 async fn an_event_exists_only_if_its_transaction_commits(db: TestDb) {
@@ -53,7 +53,7 @@ async fn an_event_goes_to_every_queue_bound_to_its_key(db: TestDb) {
     let rig = Rig::new(&db).await;
     rig.tell(&many("note", 3)).await;
     assert_eq!(rig.relay.try_once().await.unwrap(), 3);
-    assert_eq!((rig.depth(QUEUE).await.ready, rig.depth(SECOND_QUEUE).await.ready), (3, 3));
+    assert_eq!((rig.depth(&rig.queue).await.ready, rig.depth(&rig.second_queue).await.ready), (3, 3));
     assert_eq!(rig.relay.try_once().await.unwrap(), 0, "each goes out once");
 }
 
@@ -67,19 +67,19 @@ async fn an_event_goes_into_its_queues_with_the_commit_that_writes_it(db: TestDb
     drop(tx);
     let row = find(&rig, told.event_id).await.unwrap();
     assert_eq!((row.status.as_str(), row.published_at.is_some()), ("published", true));
-    assert_eq!((rig.depth(QUEUE).await.ready, rig.depth(SECOND_QUEUE).await.ready), (1, 1));
+    assert_eq!((rig.depth(&rig.queue).await.ready, rig.depth(&rig.second_queue).await.ready), (1, 1));
     assert_eq!(rig.relay.try_once().await.unwrap(), 0, "nothing is left for the relay");
     assert_eq!(rig.consume().await, 1);
     assert_eq!((rig.effects(&told).await, rig.effects(&undone).await), (1, 0));
     // What has a delay waits for the relay all the same.
     let mut tx = rig.db.begin().await.unwrap();
-    let later = Entry::retry(&told, &told.to_body(), QUEUE, 1, Duration::from_secs(30));
+    let later = Entry::retry(&told, &told.to_body(), &rig.queue, 1, Duration::from_secs(30));
     outbox::append_many(&mut tx, &[later]).await.unwrap();
     tx.commit().await.unwrap();
-    assert_eq!(rig.depth(QUEUE).await.ready, 0);
+    assert_eq!(rig.depth(&rig.queue).await.ready, 0);
     rig.advance(Duration::from_secs(31)).await;
     assert_eq!(rig.relay.try_once().await.unwrap(), 1);
-    assert_eq!(rig.depth(QUEUE).await.ready, 1);
+    assert_eq!(rig.depth(&rig.queue).await.ready, 1);
 }
 
 async fn an_event_no_queue_is_bound_to_is_published_to_nobody(db: TestDb) {
@@ -99,7 +99,7 @@ async fn a_pass_takes_a_batch_and_the_next_one_goes_on(db: TestDb) {
         passes.push(rig.relay.try_once().await.unwrap());
     }
     assert_eq!(passes, [64, 36, 0]);
-    assert_eq!(rig.depth(QUEUE).await.ready, 100);
+    assert_eq!(rig.depth(&rig.queue).await.ready, 100);
 }
 
 async fn a_claimed_row_is_skipped_by_others_until_its_lease_ends(db: TestDb) {
@@ -132,7 +132,7 @@ async fn two_relays_at_once_publish_each_row_once(db: TestDb) {
     tokio::join!(work(&rig.relay), work(&second));
     // A pass that met only rows the other was moving has ended early.
     work(&rig.relay).await;
-    assert_eq!(rig.depth(QUEUE).await.ready, 500);
+    assert_eq!(rig.depth(&rig.queue).await.ready, 500);
     assert_eq!(rig.number("SELECT count(DISTINCT outbox_ref) FROM messaging_queue").await, 500);
 }
 
@@ -207,12 +207,12 @@ async fn a_retry_row_keeps_its_bytes_and_goes_to_its_queue_alone(db: TestDb) {
     let event = told("note");
     // Not how we would write it, but how it came: spaces and all.
     let body = format!(" {} \n", String::from_utf8(event.to_body()).unwrap()).into_bytes();
-    append(&rig, Entry::retry(&event, &body, QUEUE, 2, Duration::from_secs(30))).await;
+    append(&rig, Entry::retry(&event, &body, &rig.queue, 2, Duration::from_secs(30))).await;
     assert_eq!(rig.relay.try_once().await.unwrap(), 0, "not yet due");
     rig.advance(Duration::from_secs(31)).await;
     assert_eq!(rig.relay.try_once().await.unwrap(), 1);
-    assert_eq!(rig.depth(SECOND_QUEUE).await.ready, 0);
-    let delivery = rig.subscribe(QUEUE).await.take(9).await.unwrap().remove(0);
+    assert_eq!(rig.depth(&rig.second_queue).await.ready, 0);
+    let delivery = rig.subscribe(&rig.queue).await.take(9).await.unwrap().remove(0);
     assert_eq!(delivery.body, body);
     assert_eq!(delivery.message_id, Some(event.event_id.to_string()));
     assert_eq!(delivery.correlation_id.as_deref(), Some(event.correlation_id.as_str()));
@@ -223,19 +223,24 @@ async fn any_bytes_survive_the_outbox(db: TestDb) {
     let rig = Rig::new(&db).await;
     let bodies: [&[u8]; 4] = [b"", b"\x00\xff\xfe", "\u{2603}".as_bytes(), &[0x80; 100_000]];
     for body in bodies {
-        let entry = Entry { id: mint_id(), body: body.to_vec(), target: QUEUE.into(), ..Entry::from(&told("note")) };
+        let entry =
+            Entry { id: mint_id(), body: body.to_vec(), target: rig.queue.clone(), ..Entry::from(&told("note")) };
         append(&rig, entry).await;
     }
     // Together in one statement, too.
     let mut tx = rig.db.begin().await.unwrap();
-    let entry =
-        |body: &[u8]| Entry { id: mint_id(), body: body.to_vec(), target: QUEUE.into(), ..Entry::from(&told("note")) };
+    let entry = |body: &[u8]| Entry {
+        id: mint_id(),
+        body: body.to_vec(),
+        target: rig.queue.clone(),
+        ..Entry::from(&told("note"))
+    };
     let together: Vec<Entry> = bodies.into_iter().map(entry).collect();
     outbox::append_many(&mut tx, &together).await.unwrap();
     tx.commit().await.unwrap();
     rig.relay.try_once().await.unwrap();
     let mut seen: Vec<Vec<u8>> =
-        rig.subscribe(QUEUE).await.take(99).await.unwrap().into_iter().map(|d| d.body.to_vec()).collect();
+        rig.subscribe(&rig.queue).await.take(99).await.unwrap().into_iter().map(|d| d.body.to_vec()).collect();
     let mut sent: Vec<Vec<u8>> = bodies.iter().chain(&bodies).map(|body| body.to_vec()).collect();
     seen.sort();
     sent.sort();

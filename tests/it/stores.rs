@@ -226,7 +226,7 @@ async fn several_sweeps_at_once_expire_each_order_once(db: TestDb) {
 
 async fn an_order_number_that_is_taken_is_minted_again(db: TestDb) {
     let db = db.open(stockade::clock::Clock::System).await;
-    let lifecycle = Lifecycle::default();
+    let lifecycle = Lifecycle::new().unwrap();
     let mut numbers = Vec::new();
     for _ in 0..2 {
         // Both clerks begin with the same number.

@@ -23,10 +23,15 @@ use stockade::app::{Builder, Running};
 use stockade::clock::{Clock, mint_id};
 use stockade::config::Settings;
 use stockade::db::{Db, Options};
+use stockade::messaging::transport::{Transport, Way};
 use stockade::telemetry::{self, LogFormat};
 
+use super::scratch::Scratch;
 use load::{Fate, Placed, Workload};
 use usage::Usage;
+
+/// How long the broker may take to be there.
+const BROKER_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Args)]
 pub struct Bench {
@@ -63,6 +68,7 @@ pub struct Bench {
     #[arg(long, env = "STOCKADE_DATABASE_URL", hide_env_values = true)]
     database_url: Option<String>,
 
+    /// The broker to run on, with queues of its own that are gone afterwards: `embedded` or `amqp://…`.
     #[arg(long, env = "STOCKADE_BROKER_URL", default_value = "embedded", hide_env_values = true)]
     broker_url: String,
 
@@ -86,7 +92,8 @@ struct Report {
     notified_ms: Percentiles,
     #[serde(skip_serializing_if = "Option::is_none")]
     mix: Option<MixReport>,
-    /// Server and load generator, and the database server where it runs on this machine; null with --url.
+    /// Server and load generator, and the database server and the broker where they run on this machine; null with
+    /// --url.
     cpu_seconds_per_1000: Option<f64>,
     peak_rss_bytes: Option<u64>,
     verified: bool,
@@ -140,10 +147,10 @@ impl Bench {
     pub async fn run(self) -> anyhow::Result<ExitCode> {
         telemetry::init("warn", LogFormat::Auto)?;
         anyhow::ensure!(self.orders > 0 && self.concurrency > 0 && self.rounds > 0, "nothing to measure");
-        let scratch = Scratch::new()?;
+        let scratch = Scratch::new("bench")?;
         let database_url = match (&self.database_url, &self.url) {
             (Some(url), _) => url.clone(),
-            (None, None) => format!("sqlite:{}", scratch.folder.join("bench.db").display()),
+            (None, None) => format!("sqlite:{}", scratch.path().join("bench.db").display()),
             (None, Some(_)) => anyhow::bail!("give --database-url too: the end state is verified by SQL"),
         };
         let server = match &self.url {
@@ -166,7 +173,11 @@ impl Bench {
         }
         db.close().await;
         if let Some(server) = server {
+            let transport = server.kernel.transport.clone();
             server.stop().await;
+            if let Transport::Rabbit(rabbit) = transport {
+                rabbit.remove().await.context("the run's queues are still on the broker")?;
+            }
         }
         if self.json {
             match reports.as_slice() {
@@ -182,7 +193,16 @@ impl Bench {
         let mut flags =
             vec!["--listen", "127.0.0.1:0", "--database-url", database_url, "--broker-url", &self.broker_url];
         flags.extend(if self.mix { ["--hold-time", MIX_HOLD] } else { ["--modules", PIPELINE] });
-        Builder::new(Settings::from_flags(flags)?).start().await
+        // Names of its own on a broker: a server that uses the usual ones would take the run's messages.
+        let prefix = format!("bench-{}", mint_id().simple());
+        if self.broker_url != "embedded" {
+            flags.extend(["--queue-prefix", &prefix]);
+        }
+        let server = Builder::new(Settings::from_flags(flags)?).start().await?;
+        let transport = &server.kernel.transport;
+        let open = async { tokio::join!(transport.until_open(Way::Out), transport.until_open(Way::In)) };
+        tokio::time::timeout(BROKER_TIMEOUT, open).await.context("the broker cannot be reached")?;
+        Ok(server)
     }
 
     async fn round(&self, url: &str, db: &Db, own_server: bool, round: usize) -> anyhow::Result<Report> {
@@ -190,10 +210,10 @@ impl Bench {
         let workload = Workload::new(run, self.orders, self.concurrency, self.rate, self.duration).mixed(self.mix);
         workload.stock_up(url).await.context("cannot stock the shelves for the run")?;
         let bar = self.progress_bar(round);
-        let before = Usage::now(db).await?;
+        let before = Usage::now(db, &self.broker_url).await?;
         let watcher = watch::Watcher::new(db.clone(), run, self.rate.is_some() || self.concurrency == 1);
         let (placed, notices) = watch::run(&workload, url, watcher, &bar).await?;
-        let after = Usage::now(db).await?;
+        let after = Usage::now(db, &self.broker_url).await?;
         bar.finish_and_clear();
         let first = placed.iter().map(|order| order.sent_at).min().context("no order was placed")?;
         // An order that is left to expire has been dealt with when it is reserved; the rest of its time is its hold.
@@ -256,25 +276,5 @@ impl Report {
             [] => println!("  {:<22} yes: stock conserved, one reservation and one notice per order", "verified"),
             violations => println!("  {:<22} NO: {}", "verified", violations.join("; ")),
         }
-    }
-}
-
-/// A folder for the run's own database, gone afterwards.
-struct Scratch {
-    folder: std::path::PathBuf,
-}
-
-impl Scratch {
-    fn new() -> std::io::Result<Self> {
-        let folder = std::env::temp_dir().join(format!("stockade-bench-{}", mint_id()));
-        std::fs::create_dir(&folder)?;
-        Ok(Self { folder })
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // What cannot be removed is the temporary folder's owner's to clean.
-        let _ = std::fs::remove_dir_all(&self.folder);
     }
 }

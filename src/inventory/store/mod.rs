@@ -70,9 +70,8 @@ type StockColumns = (String, String, i64, i64, Timestamp);
 dialects! {
     async fn select_reserved(orders: &[(&str, Uuid)]) -> Vec<(String, Uuid)>;
     async fn select_stock_locked(keys: &[(&str, &Sku)]) -> Vec<StockColumns>;
-    async fn add_reserved(taken: &[(ShelfKey, i64)], now: Timestamp) -> ();
-    async fn insert_reservations(reservations: &[NewReservation], now: Timestamp) -> ();
-    async fn insert_lines(reservations: &[NewReservation]) -> ();
+    /// Writes what a batch holds: the stock taken, the reservations and their lines.
+    pub async fn hold(taken: &[(ShelfKey, i64)], reservations: &[NewReservation], now: Timestamp) -> ();
     /// Locks, in the order of their keys, the stock that these orders' reservations hold and these SKUs.
     pub async fn lock_shelves(orders: &[(&str, Uuid)], skus: &[(&str, &Sku)]) -> ();
     async fn select_reservations_locked(orders: &[(&str, Uuid)]) -> Vec<(String, Uuid, Uuid, String)>;
@@ -93,18 +92,6 @@ pub async fn reserved_already(tx: &mut Tx, orders: &[(&str, Uuid)]) -> sqlx::Res
 /// Locks stock rows in key order. SKUs that do not exist are simply not there.
 pub async fn lock_stock(tx: &mut Tx, keys: &[(&str, &Sku)]) -> sqlx::Result<Vec<Stock>> {
     select_stock_locked(tx, keys).await?.into_iter().map(stock_from_columns).collect()
-}
-
-/// Writes what a batch holds.
-pub async fn hold(
-    tx: &mut Tx,
-    taken: &[(ShelfKey, i64)],
-    reservations: &[NewReservation],
-    now: Timestamp,
-) -> sqlx::Result<()> {
-    add_reserved(tx, taken, now).await?;
-    insert_reservations(tx, reservations, now).await?;
-    insert_lines(tx, reservations).await
 }
 
 /// Locks the reservations of orders, in the order of their keys. Orders that have none are simply not there.

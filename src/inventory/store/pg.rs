@@ -29,51 +29,37 @@ pub async fn select_stock_locked(c: &mut PgConnection, keys: &[(&str, &Sku)]) ->
     .await
 }
 
-pub async fn add_reserved(c: &mut PgConnection, taken: &[(ShelfKey, i64)], now: Timestamp) -> sqlx::Result<()> {
+pub async fn hold(
+    c: &mut PgConnection,
+    taken: &[(ShelfKey, i64)],
+    reservations: &[NewReservation],
+    now: Timestamp,
+) -> sqlx::Result<()> {
+    let lines: Vec<(&NewReservation, &Sku, i64)> =
+        reservations.iter().flat_map(|r| r.lines.iter().map(move |(sku, quantity)| (r, sku, *quantity))).collect();
     sqlx::query(
-        "UPDATE inventory_stock s SET reserved = reserved + t.quantity, updated_at = $4
-         FROM UNNEST($1::text[], $2::text[], $3::bigint[]) AS t(group_id, sku, quantity)
-         WHERE s.group_id = t.group_id AND s.sku = t.sku",
+        "WITH taken AS (
+             UPDATE inventory_stock s SET reserved = reserved + t.quantity, updated_at = $4
+             FROM UNNEST($1::text[], $2::text[], $3::bigint[]) AS t(group_id, sku, quantity)
+             WHERE s.group_id = t.group_id AND s.sku = t.sku),
+         made AS (
+             INSERT INTO inventory_reservations
+                 (group_id, id, number, order_id, state, cause_event_id, created_at, updated_at)
+             SELECT group_id, id, number, order_id, 'held', cause_event_id, $4, $4
+             FROM UNNEST($5::text[], $6::uuid[], $7::text[], $8::uuid[], $9::uuid[])
+                 AS row(group_id, id, number, order_id, cause_event_id))
+         INSERT INTO inventory_reservation_lines (group_id, reservation_id, sku, quantity)
+         SELECT * FROM UNNEST($10::text[], $11::uuid[], $12::text[], $13::bigint[])",
     )
     .bind(taken.iter().map(|((group_id, _), _)| group_id.as_str()).collect::<Vec<_>>())
     .bind(taken.iter().map(|((_, sku), _)| sku.as_str()).collect::<Vec<_>>())
     .bind(taken.iter().map(|(_, quantity)| *quantity).collect::<Vec<_>>())
     .bind(now)
-    .execute(c)
-    .await
-    .map(drop)
-}
-
-pub async fn insert_reservations(
-    c: &mut PgConnection,
-    reservations: &[NewReservation],
-    now: Timestamp,
-) -> sqlx::Result<()> {
-    sqlx::query(
-        "INSERT INTO inventory_reservations
-             (group_id, id, number, order_id, state, cause_event_id, created_at, updated_at)
-         SELECT group_id, id, number, order_id, 'held', cause_event_id, $6, $6
-         FROM UNNEST($1::text[], $2::uuid[], $3::text[], $4::uuid[], $5::uuid[])
-             AS row(group_id, id, number, order_id, cause_event_id)",
-    )
     .bind(reservations.iter().map(|r| r.group_id.as_str()).collect::<Vec<_>>())
     .bind(reservations.iter().map(|r| r.id).collect::<Vec<_>>())
     .bind(reservations.iter().map(|r| r.number.as_str()).collect::<Vec<_>>())
     .bind(reservations.iter().map(|r| r.order_id).collect::<Vec<_>>())
     .bind(reservations.iter().map(|r| r.cause_event_id).collect::<Vec<_>>())
-    .bind(now)
-    .execute(c)
-    .await
-    .map(drop)
-}
-
-pub async fn insert_lines(c: &mut PgConnection, reservations: &[NewReservation]) -> sqlx::Result<()> {
-    let lines: Vec<(&NewReservation, &Sku, i64)> =
-        reservations.iter().flat_map(|r| r.lines.iter().map(move |(sku, quantity)| (r, sku, *quantity))).collect();
-    sqlx::query(
-        "INSERT INTO inventory_reservation_lines (group_id, reservation_id, sku, quantity)
-         SELECT * FROM UNNEST($1::text[], $2::uuid[], $3::text[], $4::bigint[])",
-    )
     .bind(lines.iter().map(|(r, _, _)| r.group_id.as_str()).collect::<Vec<_>>())
     .bind(lines.iter().map(|(r, _, _)| r.id).collect::<Vec<_>>())
     .bind(lines.iter().map(|(_, sku, _)| sku.as_str()).collect::<Vec<_>>())

@@ -19,30 +19,26 @@ pub async fn select_reserved(c: &mut SqliteConnection, orders: &[(&str, Uuid)]) 
 
 /// The writer's transaction is the lock.
 pub async fn select_stock_locked(c: &mut SqliteConnection, keys: &[(&str, &Sku)]) -> sqlx::Result<Vec<StockColumns>> {
-    sqlx::query_as(
-        "SELECT s.group_id, s.sku, s.on_hand, s.reserved, s.updated_at FROM jsonb_each($1) AS wanted
+    // All in one row: each row that crosses from SQLite's thread costs two context switches.
+    let found: String = sqlx::query_scalar(
+        "SELECT json_group_array(json_array(s.group_id, s.sku, s.on_hand, s.reserved, s.updated_at))
+         FROM jsonb_each($1) AS wanted
          CROSS JOIN inventory_stock s ON s.group_id = wanted.value ->> 0 AND s.sku = wanted.value ->> 1",
     )
     .bind(Json(keys))
-    .fetch_all(c)
-    .await
+    .fetch_one(c)
+    .await?;
+    let rows: Vec<(String, String, i64, i64, i64)> =
+        serde_json::from_str(&found).map_err(|error| sqlx::Error::Decode(error.into()))?;
+    let columns = |(group_id, sku, on_hand, reserved, updated_at)| {
+        (group_id, sku, on_hand, reserved, Timestamp::from_millis(updated_at))
+    };
+    Ok(rows.into_iter().map(columns).collect())
 }
 
-pub async fn add_reserved(c: &mut SqliteConnection, taken: &[(ShelfKey, i64)], now: Timestamp) -> sqlx::Result<()> {
-    sqlx::query(
-        "UPDATE inventory_stock SET reserved = reserved + (t.value ->> 1), updated_at = $2
-         FROM jsonb_each($1) AS t
-         WHERE group_id = t.value ->> '$[0][0]' AND sku = t.value ->> '$[0][1]'",
-    )
-    .bind(Json(taken))
-    .bind(now)
-    .execute(c)
-    .await
-    .map(drop)
-}
-
-pub async fn insert_reservations(
+pub async fn hold(
     c: &mut SqliteConnection,
+    taken: &[(ShelfKey, i64)],
     reservations: &[NewReservation],
     now: Timestamp,
 ) -> sqlx::Result<()> {
@@ -50,29 +46,25 @@ pub async fn insert_reservations(
         .iter()
         .map(|r| (&r.group_id, r.id.simple(), &r.number, r.order_id.simple(), r.cause_event_id.simple()))
         .collect();
-    sqlx::query(
-        "INSERT INTO inventory_reservations
-             (group_id, id, number, order_id, state, cause_event_id, created_at, updated_at)
-         SELECT value ->> 0, unhex(value ->> 1), value ->> 2, unhex(value ->> 3), 'held', unhex(value ->> 4), $2, $2
-         FROM jsonb_each($1)",
-    )
-    .bind(Json(rows))
-    .bind(now)
-    .execute(c)
-    .await
-    .map(drop)
-}
-
-pub async fn insert_lines(c: &mut SqliteConnection, reservations: &[NewReservation]) -> sqlx::Result<()> {
-    let rows: Vec<_> = reservations
+    let lines: Vec<_> = reservations
         .iter()
         .flat_map(|r| r.lines.iter().map(move |(sku, quantity)| (&r.group_id, r.id.simple(), sku, quantity)))
         .collect();
     sqlx::query(
-        "INSERT INTO inventory_reservation_lines (group_id, reservation_id, sku, quantity)
-         SELECT value ->> 0, unhex(value ->> 1), value ->> 2, value ->> 3 FROM jsonb_each($1)",
+        "UPDATE inventory_stock SET reserved = reserved + (t.value ->> 1), updated_at = $4
+         FROM jsonb_each($1) AS t
+         WHERE group_id = t.value ->> '$[0][0]' AND sku = t.value ->> '$[0][1]';
+         INSERT INTO inventory_reservations
+             (group_id, id, number, order_id, state, cause_event_id, created_at, updated_at)
+         SELECT value ->> 0, unhex(value ->> 1), value ->> 2, unhex(value ->> 3), 'held', unhex(value ->> 4), $4, $4
+         FROM jsonb_each($2);
+         INSERT INTO inventory_reservation_lines (group_id, reservation_id, sku, quantity)
+         SELECT value ->> 0, unhex(value ->> 1), value ->> 2, value ->> 3 FROM jsonb_each($3)",
     )
+    .bind(Json(taken))
     .bind(Json(rows))
+    .bind(Json(lines))
+    .bind(now)
     .execute(c)
     .await
     .map(drop)

@@ -84,6 +84,18 @@ pub async fn file(tx: &mut Tx, letter: &NewLetter) -> sqlx::Result<()> {
     })
 }
 
+/// Has this delivery been filed?
+pub async fn is_filed(tx: &mut Tx, queue: &str, delivery_key: &str) -> sqlx::Result<bool> {
+    let found: Option<i32> = crate::on!(tx, c => {
+        sqlx::query_scalar("SELECT 1 FROM messaging_dead_letters WHERE queue = $1 AND delivery_key = $2")
+            .bind(queue)
+            .bind(delivery_key)
+            .fetch_optional(c)
+            .await
+    })?;
+    Ok(found.is_some())
+}
+
 /// A letter in a list: no body, no headers, so that one monster does not weigh on all.
 #[derive(Debug, Clone, serde::Serialize, utoipa::ToSchema)]
 pub struct LetterRow {

@@ -25,20 +25,13 @@ pub async fn insert_new(
             (event.event_id.simple(), arrival.key, &event.aggregate_id, &event.correlation_id, &event.group_id)
         })
         .collect();
-    let rows = Json(rows);
-    // Those known come back in one row: each row that crosses from SQLite's thread costs two context switches.
-    let known: String = sqlx::query_scalar(
-        "SELECT json_group_array(lower(hex(i.event_id))) FROM jsonb_each($2) AS a
-         CROSS JOIN messaging_inbox i ON i.consumer = $1 AND i.event_id = unhex(a.value ->> 0)",
-    )
-    .bind(consumer)
-    .bind(&rows)
-    .fetch_one(&mut *c)
-    .await?;
-    let known: HashSet<Uuid> = serde_json::from_str(&known).map_err(|error| sqlx::Error::Decode(error.into()))?;
-    sqlx::query(
+    // One trip to SQLite's thread, and those known come back in one row: each trip and each row costs two context
+    // switches. Not fetch_one, which would stop at the row and never insert.
+    let known: Vec<String> = sqlx::query_scalar(
         // `WHERE true`: without it, ON CONFLICT would parse as a join condition
-        "INSERT INTO messaging_inbox (consumer, event_id, state, attempts, started_at, finished_at, event_type,
+        "SELECT json_group_array(lower(hex(i.event_id))) FROM jsonb_each($3) AS a
+         CROSS JOIN messaging_inbox i ON i.consumer = $1 AND i.event_id = unhex(a.value ->> 0);
+         INSERT INTO messaging_inbox (consumer, event_id, state, attempts, started_at, finished_at, event_type,
              aggregate_id, correlation_id, group_id, body_hash)
          SELECT $1, unhex(value ->> 0), 'processed', 1, $2, $2, value ->> 1, value ->> 2, value ->> 3, value ->> 4,
              substr($4, key * 32 + 1, 32)
@@ -46,10 +39,12 @@ pub async fn insert_new(
     )
     .bind(consumer)
     .bind(now)
-    .bind(&rows)
+    .bind(Json(rows))
     .bind(hashes)
-    .execute(c)
+    .fetch_all(c)
     .await?;
+    let known = known.first().ok_or(sqlx::Error::RowNotFound)?;
+    let known: HashSet<Uuid> = serde_json::from_str(known).map_err(|error| sqlx::Error::Decode(error.into()))?;
     Ok(arrivals.iter().map(|arrival| arrival.event.event_id).filter(|id| !known.contains(id)).collect())
 }
 

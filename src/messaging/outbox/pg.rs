@@ -71,35 +71,42 @@ pub async fn claim_many(
     lease: Duration,
     _now: Timestamp,
 ) -> sqlx::Result<Vec<Claimed>> {
-    let rows: Vec<(Uuid, Uuid, String, String, String, String, Vec<u8>, String, i32)> = sqlx::query_as(
+    let rows = sqlx::query(
         "WITH due AS MATERIALIZED (
              SELECT id FROM messaging_outbox
              WHERE status IN ('pending', 'failed') AND available_at <= now()
              ORDER BY available_at LIMIT $2 FOR UPDATE SKIP LOCKED)
          UPDATE messaging_outbox o SET claimed_by = $1, available_at = now() + $3 * interval '1 ms'
          FROM due WHERE o.id = due.id
-         RETURNING o.id, o.event_id, o.kind, o.aggregate_type || '.' || o.event_type, o.correlation_id,
-             o.headers, o.body, o.target, o.attempts",
+         RETURNING o.id, o.event_id, o.kind, o.group_id, o.subsidiary_id, o.aggregate_type, o.aggregate_id,
+             o.event_type, o.correlation_id, o.traceparent, o.headers, o.body, o.target, o.attempts, o.created_at",
     )
     .bind(claimed_by)
     .bind(limit)
     .bind(millis(lease))
     .fetch_all(c)
     .await?;
-    Ok(rows
-        .into_iter()
-        .map(|(id, event_id, kind, routing_key, correlation_id, headers, body, target, attempts)| Claimed {
-            id,
-            event_id,
-            kind,
-            routing_key,
-            correlation_id,
-            headers,
-            body,
-            target,
-            attempts,
+    rows.iter()
+        .map(|row| {
+            Ok(Claimed {
+                id: row.try_get(0)?,
+                event_id: row.try_get(1)?,
+                kind: row.try_get(2)?,
+                group_id: row.try_get(3)?,
+                subsidiary_id: row.try_get(4)?,
+                aggregate_type: row.try_get(5)?,
+                aggregate_id: row.try_get(6)?,
+                event_type: row.try_get(7)?,
+                correlation_id: row.try_get(8)?,
+                traceparent: row.try_get(9)?,
+                headers: row.try_get(10)?,
+                body: row.try_get(11)?,
+                target: row.try_get(12)?,
+                attempts: row.try_get(13)?,
+                created_at: row.try_get(14)?,
+            })
         })
-        .collect())
+        .collect()
 }
 
 pub async fn settle_many(

@@ -1,19 +1,19 @@
 //! SQLite: one bind of JSON rows and one of all bodies end to end, so that a batch of any size is one constant
 //! statement and bodies travel as bytes. No SKIP LOCKED: there is a single writer.
 
+use std::sync::LazyLock;
 use std::time::Duration;
 
-use sqlx::SqliteConnection;
-use sqlx::sqlite::SqliteQueryResult;
+use sqlx::query::Query;
 use sqlx::types::Json;
+use sqlx::{AssertSqlSafe, Database, Row, Sqlite, SqliteConnection};
 use uuid::Uuid;
 
 use super::{Backlog, Claimed, Entry, Settled, Settlement};
 use crate::clock::Timestamp;
-use crate::messaging::transport::table;
 
 pub async fn insert_many(c: &mut SqliteConnection, entries: &[Entry], now: Timestamp) -> sqlx::Result<()> {
-    insert(c, entries, "pending", None, now).await.map(drop)
+    bind_entries(sqlx::query(INSERT), entries, now, "pending").execute(c).await.map(drop)
 }
 
 pub async fn insert_handed_on(
@@ -21,20 +21,45 @@ pub async fn insert_handed_on(
     entries: &[Entry],
     now: Timestamp,
 ) -> sqlx::Result<Vec<String>> {
-    // One statement of one writer: its rows are numbered without a gap.
-    let last = insert(c, entries, "published", Some(now), now).await?.last_insert_rowid();
-    let count = i64::try_from(entries.len()).unwrap_or(i64::MAX);
-    let rows: Vec<i64> = (last - count + 1..=last).collect();
-    table::sqlite::enqueue(c, &Json(rows), now).await
+    // One trip to SQLite's thread for all three. One statement of one writer: its rows are numbered without a gap, so
+    // those just written are the last ones. NOT INDEXED: by row number, rather than over the whole backlog by queue.
+    static INSERT_AND_ENQUEUE: LazyLock<String> = LazyLock::new(|| {
+        format!(
+            "{INSERT};
+             INSERT INTO messaging_queue (queue, outbox_ref, enqueued_at)
+             SELECT CASE o.target WHEN '' THEN b.queue ELSE o.target END, o.seq, $3
+             FROM messaging_outbox o LEFT JOIN messaging_bindings b
+                 ON o.target = '' AND b.routing_key = o.aggregate_type || '.' || o.event_type
+             WHERE o.seq > (SELECT last_insert_rowid() - changes()) AND (o.target <> '' OR b.queue IS NOT NULL);
+             SELECT json_group_array(DISTINCT queue) FROM messaging_queue NOT INDEXED
+             WHERE changes() > 0 AND id > (SELECT last_insert_rowid() - changes())"
+        )
+    });
+    let query = sqlx::query(AssertSqlSafe(INSERT_AND_ENQUEUE.as_str()));
+    let answered = bind_entries(query, entries, now, "published").fetch_all(c).await?;
+    let queues: &str = answered.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)?;
+    serde_json::from_str(queues).map_err(|error| sqlx::Error::Decode(error.into()))
 }
 
-async fn insert(
-    c: &mut SqliteConnection,
+const INSERT: &str =
+    // COALESCE: substr of a blob without bytes is NULL, and an empty body is a body
+    "INSERT INTO messaging_outbox (id, event_id, kind, group_id, subsidiary_id, aggregate_type, aggregate_id,
+         event_type, body, headers, status, available_at, created_at, correlation_id, causation_id, target,
+         published_at)
+     SELECT unhex(value ->> 0), unhex(value ->> 1), value ->> 2, value ->> 3, value ->> 4, value ->> 5,
+         value ->> 6, value ->> 7, COALESCE(substr($2, value ->> '$[8][0]', value ->> '$[8][1]'), x''),
+         value ->> 9, $4, value ->> 10, $3, value ->> 11, unhex(value ->> 12), value ->> 13,
+         CASE $4 WHEN 'published' THEN $3 END
+     FROM jsonb_each($1)";
+
+type SqliteQuery<'q> = Query<'q, Sqlite, <Sqlite as Database>::Arguments>;
+
+fn bind_entries<'q>(
+    query: SqliteQuery<'q>,
     entries: &[Entry],
-    status: &'static str,
-    published_at: Option<Timestamp>,
     now: Timestamp,
-) -> sqlx::Result<SqliteQueryResult> {
+    status: &'static str,
+) -> SqliteQuery<'q> {
     let mut bodies = Vec::with_capacity(entries.iter().map(|entry| entry.body.len()).sum());
     let rows: Vec<_> = entries
         .iter()
@@ -59,23 +84,7 @@ async fn insert(
             )
         })
         .collect();
-    sqlx::query(
-        // COALESCE: substr of a blob without bytes is NULL, and an empty body is a body
-        "INSERT INTO messaging_outbox (id, event_id, kind, group_id, subsidiary_id, aggregate_type, aggregate_id,
-             event_type, body, headers, status, available_at, created_at, correlation_id, causation_id, target,
-             published_at)
-         SELECT unhex(value ->> 0), unhex(value ->> 1), value ->> 2, value ->> 3, value ->> 4, value ->> 5,
-             value ->> 6, value ->> 7, COALESCE(substr($2, value ->> '$[8][0]', value ->> '$[8][1]'), x''),
-             value ->> 9, $4, value ->> 10, $3, value ->> 11, unhex(value ->> 12), value ->> 13, $5
-         FROM jsonb_each($1)",
-    )
-    .bind(Json(rows))
-    .bind(bodies)
-    .bind(now)
-    .bind(status)
-    .bind(published_at)
-    .execute(c)
-    .await
+    query.bind(Json(rows)).bind(bodies).bind(now).bind(status)
 }
 
 pub async fn claim_many(
@@ -85,33 +94,84 @@ pub async fn claim_many(
     lease: Duration,
     now: Timestamp,
 ) -> sqlx::Result<Vec<Claimed>> {
-    let rows: Vec<(Uuid, Uuid, String, String, String, String, Vec<u8>, String, i32)> = sqlx::query_as(
-        "UPDATE messaging_outbox SET claimed_by = $1, available_at = $3
-         WHERE seq IN (SELECT seq FROM messaging_outbox
-             WHERE status IN ('pending', 'failed') AND available_at <= $4 ORDER BY available_at LIMIT $2)
-         RETURNING id, event_id, kind, aggregate_type || '.' || event_type, correlation_id, headers, body, target,
-             attempts",
+    // All in one row, the bodies end to end: each row that crosses from SQLite's thread costs two context switches.
+    let (found, bodies): (String, Option<Vec<u8>>) = sqlx::query_as(
+        "SELECT json_group_array(json_array(seq, lower(hex(id)), lower(hex(event_id)), kind, group_id, subsidiary_id,
+             aggregate_type, aggregate_id, event_type, correlation_id, traceparent, headers, length(body), target,
+             attempts, created_at)),
+             CAST(group_concat(CAST(body AS TEXT), '') AS BLOB)
+         FROM (SELECT * FROM messaging_outbox WHERE status IN ('pending', 'failed') AND available_at <= $2
+             ORDER BY available_at LIMIT $1)",
     )
-    .bind(claimed_by)
     .bind(limit)
-    .bind(now.plus(lease))
     .bind(now)
-    .fetch_all(c)
+    .fetch_one(&mut *c)
     .await?;
-    Ok(rows
-        .into_iter()
-        .map(|(id, event_id, kind, routing_key, correlation_id, headers, body, target, attempts)| Claimed {
-            id,
-            event_id,
-            kind,
-            routing_key,
-            correlation_id,
-            headers,
-            body,
-            target,
-            attempts,
-        })
-        .collect())
+    let (due, claimed) = read_claimed(&found, &bodies.unwrap_or_default())?;
+    if !due.is_empty() {
+        sqlx::query(
+            "UPDATE messaging_outbox SET claimed_by = $1, available_at = $3
+             WHERE seq IN (SELECT value FROM json_each($2))",
+        )
+        .bind(claimed_by)
+        .bind(Json(due))
+        .bind(now.plus(lease))
+        .execute(c)
+        .await?;
+    }
+    Ok(claimed)
+}
+
+/// The columns of a claimed row after its number, with the length of the body in place of the body.
+#[derive(serde::Deserialize)]
+struct Found(
+    i64,
+    Uuid,
+    Uuid,
+    String,
+    String,
+    Option<String>,
+    String,
+    String,
+    String,
+    String,
+    Option<String>,
+    String,
+    usize,
+    String,
+    i32,
+    i64,
+);
+
+fn read_claimed(json: &str, mut bodies: &[u8]) -> sqlx::Result<(Vec<i64>, Vec<Claimed>)> {
+    let found: Vec<Found> = serde_json::from_str(json).map_err(|error| sqlx::Error::Decode(error.into()))?;
+    let mut due = Vec::with_capacity(found.len());
+    let mut claimed = Vec::with_capacity(found.len());
+    for row in found {
+        let (body, rest) = bodies
+            .split_at_checked(row.12)
+            .ok_or_else(|| sqlx::Error::Decode("bodies are shorter than their lengths say".into()))?;
+        bodies = rest;
+        due.push(row.0);
+        claimed.push(Claimed {
+            id: row.1,
+            event_id: row.2,
+            kind: row.3,
+            group_id: row.4,
+            subsidiary_id: row.5,
+            aggregate_type: row.6,
+            aggregate_id: row.7,
+            event_type: row.8,
+            correlation_id: row.9,
+            traceparent: row.10,
+            headers: row.11,
+            body: body.to_vec(),
+            target: row.13,
+            attempts: row.14,
+            created_at: Timestamp::from_millis(row.15),
+        });
+    }
+    Ok((due, claimed))
 }
 
 pub async fn settle_many(

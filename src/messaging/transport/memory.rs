@@ -132,14 +132,14 @@ impl MemoryBroker {
                 }
                 let headers: serde_json::Map<String, Value> =
                     serde_json::from_str(&claimed.headers).unwrap_or_default();
-                let message_id = match claimed.kind.as_str() {
-                    "redrive" => headers.get("x-message-id").and_then(Value::as_str).map(str::to_owned),
-                    _ => Some(claimed.event_id.to_string()),
+                let message_id = match claimed.is_redrive() {
+                    true => headers.get("x-message-id").and_then(Value::as_str).map(str::to_owned),
+                    false => Some(claimed.event_id.to_string()),
                 };
                 let message = Stored {
                     id: 0,
                     message_id,
-                    routing_key: claimed.routing_key.clone(),
+                    routing_key: claimed.routing_key(),
                     correlation_id: Some(claimed.correlation_id.clone()),
                     headers,
                     body: Bytes::copy_from_slice(&claimed.body),
@@ -147,7 +147,7 @@ impl MemoryBroker {
                     x_death: Value::Null,
                     enqueued_at: now,
                 };
-                for queue in state.route(&claimed.target, &claimed.routing_key) {
+                for queue in state.route(&claimed.target, &message.routing_key) {
                     state.store(&queue, message.clone());
                 }
                 if state.happens(|chaos| chaos.lose_confirm) { Verdict::Unknown } else { Verdict::Accepted }
@@ -182,7 +182,13 @@ impl MemoryBroker {
     }
 
     pub fn subscribe(&self, queue: &str) -> MemorySubscription {
-        MemorySubscription { broker: self.clone(), queue: queue.to_owned(), token: mint_id(), taken: Vec::new() }
+        MemorySubscription {
+            broker: self.clone(),
+            queue: queue.to_owned(),
+            token: mint_id(),
+            taken: Vec::new(),
+            winding_down: false,
+        }
     }
 
     pub fn depths(&self, queues: &[String]) -> Vec<Depth> {
@@ -197,6 +203,7 @@ impl MemoryBroker {
                     in_flight: None,
                     consumers: None,
                     oldest_enqueued_at: waiting.and_then(|w| w.iter().map(|m| m.enqueued_at).min()),
+                    stale: false,
                 }
             })
             .collect()
@@ -209,6 +216,7 @@ pub struct MemorySubscription {
     queue: String,
     token: Uuid,
     taken: Vec<Stored>,
+    winding_down: bool,
 }
 
 impl MemorySubscription {
@@ -224,7 +232,14 @@ impl MemorySubscription {
         }
     }
 
+    pub fn wind_down(&mut self) {
+        self.winding_down = true;
+    }
+
     pub fn take(&mut self, max: usize) -> Vec<Delivery> {
+        if self.winding_down {
+            return Vec::new();
+        }
         let mut state = self.broker.lock();
         let waiting = state.queues.entry(self.queue.clone()).or_default();
         let count = waiting.len().min(max);
@@ -236,6 +251,7 @@ impl MemorySubscription {
                 message.deliveries += 1;
                 let delivery = Delivery {
                     tag: Tag { id: message.id, token: self.token },
+                    lasting_id: Some(message.id),
                     message_id: message.message_id.clone(),
                     routing_key: message.routing_key.clone(),
                     correlation_id: message.correlation_id.clone(),

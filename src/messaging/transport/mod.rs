@@ -6,6 +6,7 @@
 //! implementation to this.
 
 pub mod memory;
+pub mod rabbit;
 pub mod table;
 
 use std::time::Duration;
@@ -42,6 +43,8 @@ pub fn dlq_of(queue: &str) -> String {
 #[derive(Debug, Clone)]
 pub struct Delivery {
     pub tag: Tag,
+    /// Names this message for as long as it exists, where a transport has such a name.
+    pub lasting_id: Option<i64>,
     pub message_id: Option<String>,
     pub routing_key: String,
     pub correlation_id: Option<String>,
@@ -97,6 +100,25 @@ pub struct Depth {
     pub in_flight: Option<i64>,
     pub consumers: Option<i64>,
     pub oldest_enqueued_at: Option<Timestamp>,
+    /// True for the last known values of a broker that cannot be asked.
+    pub stale: bool,
+}
+
+/// Which way messages go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    Out,
+    In,
+}
+
+/// Can the broker be worked with?
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Condition {
+    Up,
+    /// It is there and takes no messages; why.
+    Blocked(String),
+    /// It cannot be reached or used; why.
+    Down(String),
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -112,6 +134,7 @@ pub enum TransportError {
 pub enum Transport {
     Table(table::TableQueue),
     Memory(memory::MemoryBroker),
+    Rabbit(rabbit::Rabbit),
 }
 
 impl Transport {
@@ -119,6 +142,7 @@ impl Transport {
         match self {
             Self::Table(_) => "embedded",
             Self::Memory(_) => "memory",
+            Self::Rabbit(_) => "rabbitmq",
         }
     }
 
@@ -126,6 +150,55 @@ impl Transport {
         match self {
             Self::Table(table) => table.declare(topology).await,
             Self::Memory(memory) => memory.declare(topology),
+            Self::Rabbit(rabbit) => {
+                rabbit.declare(topology);
+                Ok(())
+            }
+        }
+    }
+
+    /// Keeps the connections to a broker up until cancelled; does nothing where there are none.
+    pub async fn tend(&self) {
+        match self {
+            Self::Table(_) | Self::Memory(_) => std::future::pending().await,
+            Self::Rabbit(rabbit) => rabbit.clone().tend().await,
+        }
+    }
+
+    /// Waits for a queue that had to be made because it was not there; never returns where none can go missing.
+    pub async fn next_made(&self) -> String {
+        match self {
+            Self::Table(_) | Self::Memory(_) => std::future::pending().await,
+            Self::Rabbit(rabbit) => rabbit.next_made().await,
+        }
+    }
+
+    /// How the broker is; `None` for a queue that is as well as its database.
+    pub fn condition(&self) -> Option<Condition> {
+        match self {
+            Self::Table(_) | Self::Memory(_) => None,
+            Self::Rabbit(rabbit) => Some(rabbit.condition()),
+        }
+    }
+
+    /// Why nothing can be published (or consumed) just now, if so.
+    pub fn obstacle(&self, way: Way) -> Option<String> {
+        match self {
+            Self::Table(_) | Self::Memory(_) => None,
+            Self::Rabbit(rabbit) => rabbit.obstacle(way),
+        }
+    }
+
+    /// Waits until there is no obstacle.
+    pub async fn until_open(&self, way: Way) {
+        if let Self::Rabbit(rabbit) = self {
+            rabbit.until_open(way).await;
+        }
+    }
+
+    pub async fn close(&self) {
+        if let Self::Rabbit(rabbit) = self {
+            rabbit.close().await;
         }
     }
 
@@ -135,6 +208,7 @@ impl Transport {
         match self {
             Self::Table(_) => vec![Verdict::Unknown; batch.len()],
             Self::Memory(memory) => memory.publish(batch),
+            Self::Rabbit(rabbit) => rabbit.publish(batch).await,
         }
     }
 
@@ -143,6 +217,7 @@ impl Transport {
         match self {
             Self::Table(table) => table.publish_raw(message, times).await,
             Self::Memory(memory) => memory.publish_raw(message, times),
+            Self::Rabbit(rabbit) => rabbit.publish_raw(message, times).await,
         }
     }
 
@@ -150,6 +225,7 @@ impl Transport {
         Ok(match self {
             Self::Table(table) => Subscription::Table(table.subscribe(queue)),
             Self::Memory(memory) => Subscription::Memory(memory.subscribe(queue)),
+            Self::Rabbit(rabbit) => Subscription::Rabbit(Box::new(rabbit.subscribe(queue).await?)),
         })
     }
 
@@ -158,6 +234,7 @@ impl Transport {
         match self {
             Self::Table(table) => table.depths(queues).await,
             Self::Memory(memory) => Ok(memory.depths(queues)),
+            Self::Rabbit(rabbit) => Ok(rabbit.depths(queues).await),
         }
     }
 }
@@ -166,6 +243,7 @@ impl Transport {
 pub enum Subscription {
     Table(table::TableSubscription),
     Memory(memory::MemorySubscription),
+    Rabbit(Box<rabbit::RabbitSubscription>),
 }
 
 impl Subscription {
@@ -174,6 +252,7 @@ impl Subscription {
         match self {
             Self::Table(table) => table.ready(poll).await,
             Self::Memory(memory) => memory.ready(poll).await,
+            Self::Rabbit(rabbit) => rabbit.ready(poll).await,
         }
     }
 
@@ -182,6 +261,7 @@ impl Subscription {
         match self {
             Self::Table(table) => table.take(max).await,
             Self::Memory(memory) => Ok(memory.take(max)),
+            Self::Rabbit(rabbit) => rabbit.take(max),
         }
     }
 
@@ -189,6 +269,17 @@ impl Subscription {
         match self {
             Self::Table(table) => table.ack(tags).await,
             Self::Memory(memory) => memory.ack(tags),
+            Self::Rabbit(rabbit) => rabbit.ack(tags).await,
+        }
+    }
+
+    /// Acknowledges at a time of the transport's choosing: with the next take, or on closing. While that is due,
+    /// `ready` does not wait.
+    pub async fn ack_soon(&mut self, tags: &[Tag]) -> Result<(), TransportError> {
+        match self {
+            Self::Table(table) => table.ack_soon(tags).await,
+            Self::Memory(memory) => memory.ack(tags),
+            Self::Rabbit(rabbit) => rabbit.ack(tags).await,
         }
     }
 
@@ -197,14 +288,16 @@ impl Subscription {
         match self {
             Self::Table(table) => table.reject(tags).await,
             Self::Memory(memory) => memory.reject(tags),
+            Self::Rabbit(rabbit) => rabbit.reject(tags).await,
         }
     }
 
-    /// Puts messages back as if they had never been taken.
+    /// Puts messages back as if they had never been taken. RabbitMQ counts the delivery all the same.
     pub async fn release(&mut self, tags: &[Tag]) -> Result<(), TransportError> {
         match self {
             Self::Table(table) => table.release(tags).await,
             Self::Memory(memory) => memory.release(tags),
+            Self::Rabbit(rabbit) => rabbit.release(tags).await,
         }
     }
 
@@ -212,13 +305,24 @@ impl Subscription {
     pub async fn keep(&self, tags: &[Tag]) {
         match self {
             Self::Table(table) => table.keep(tags).await,
-            Self::Memory(_) => std::future::pending().await,
+            Self::Memory(_) | Self::Rabbit(_) => std::future::pending().await,
+        }
+    }
+
+    /// Takes nothing more from the queue; what has arrived here already is still handed out by [`Self::take`].
+    pub async fn wind_down(&mut self) {
+        match self {
+            Self::Table(table) => table.wind_down(),
+            Self::Memory(memory) => memory.wind_down(),
+            Self::Rabbit(rabbit) => rabbit.wind_down().await,
         }
     }
 
     pub async fn close(self) {
-        if let Self::Table(table) = self {
-            table.close().await;
+        match self {
+            Self::Table(table) => table.close().await,
+            Self::Memory(_) => {}
+            Self::Rabbit(rabbit) => rabbit.close().await,
         }
     }
 }

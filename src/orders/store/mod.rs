@@ -59,17 +59,9 @@ pub struct Taken<'a> {
     pub reason: Option<&'a str>,
 }
 
-/// A line as its row: order, place in the order, and the item.
-pub(super) struct Line<'a> {
-    pub group_id: &'a str,
-    pub order_id: Uuid,
-    pub line: i32,
-    pub item: &'a Item,
-}
-
 dialects! {
-    async fn insert_orders(orders: &[Order]) -> ();
-    async fn insert_lines(lines: &[Line<'_>]) -> ();
+    /// Inserts orders with their lines.
+    pub async fn insert_many(orders: &[Order]) -> ();
     async fn insert_keys(keys: &[Key<'_>], now: Timestamp) -> ();
     async fn select_keys(keys: &[Key<'_>]) -> Vec<(String, String, Vec<u8>, Uuid)>;
     /// Moves orders that are still placed to the status answered, those reserved with a hold; returns how many.
@@ -83,22 +75,6 @@ dialects! {
     pub async fn any_hold_over(now: Timestamp) -> bool;
     async fn end_holds(limit: i64, reason: Option<&str>, now: Timestamp) -> Vec<StandingColumns>;
     async fn select_lines(group_id: &str, orders: &[Uuid]) -> Vec<(Uuid, String, i64, i64)>;
-}
-
-pub async fn insert_many(tx: &mut Tx, orders: &[Order]) -> sqlx::Result<()> {
-    let lines: Vec<Line<'_>> = orders
-        .iter()
-        .flat_map(|order| {
-            order.items.iter().zip(1..).map(|(item, line)| Line {
-                group_id: &order.group_id,
-                order_id: order.id.0,
-                line,
-                item,
-            })
-        })
-        .collect();
-    insert_orders(tx, orders).await?;
-    insert_lines(tx, &lines).await
 }
 
 /// Claims keys that are free and returns the standing use of each, in order. A key that another transaction is

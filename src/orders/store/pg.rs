@@ -5,20 +5,27 @@ use std::time::Duration;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::{Answer, Key, Line, Order, OrderId, StandingColumns, StepKey, Taken};
+use super::{Answer, Item, Key, Order, OrderId, StandingColumns, StepKey, Taken};
 use crate::clock::{Timestamp, millis};
 
-pub async fn insert_orders(c: &mut PgConnection, orders: &[Order]) -> sqlx::Result<()> {
+pub async fn insert_many(c: &mut PgConnection, orders: &[Order]) -> sqlx::Result<()> {
     let text = |of: fn(&Order) -> &str| orders.iter().map(of).collect::<Vec<&str>>();
+    let lines: Vec<(&Order, i32, &Item)> = orders
+        .iter()
+        .flat_map(|order| order.items.iter().zip(1..).map(move |(item, line)| (order, line, item)))
+        .collect();
     sqlx::query(
-        "INSERT INTO orders_orders (group_id, id, subsidiary_id, number, customer_id, status, currency, total_minor,
-             correlation_id, created_at, updated_at)
-         SELECT group_id, id, subsidiary_id, number, customer_id, status, currency, total_minor, correlation_id,
-             created_at, created_at
-         FROM UNNEST($1::text[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bigint[],
-             $9::text[], $10::timestamptz[])
-             AS row(group_id, id, subsidiary_id, number, customer_id, status, currency, total_minor, correlation_id,
-                 created_at)",
+        "WITH placed AS (
+             INSERT INTO orders_orders (group_id, id, subsidiary_id, number, customer_id, status, currency, total_minor,
+                 correlation_id, created_at, updated_at)
+             SELECT group_id, id, subsidiary_id, number, customer_id, status, currency, total_minor, correlation_id,
+                 created_at, created_at
+             FROM UNNEST($1::text[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[],
+                 $8::bigint[], $9::text[], $10::timestamptz[])
+                 AS row(group_id, id, subsidiary_id, number, customer_id, status, currency, total_minor, correlation_id,
+                     created_at))
+         INSERT INTO orders_lines (group_id, order_id, line, sku, quantity, unit_price_minor)
+         SELECT * FROM UNNEST($11::text[], $12::uuid[], $13::int[], $14::text[], $15::bigint[], $16::bigint[])",
     )
     .bind(text(|order| &order.group_id))
     .bind(orders.iter().map(|order| order.id.0).collect::<Vec<_>>())
@@ -30,22 +37,12 @@ pub async fn insert_orders(c: &mut PgConnection, orders: &[Order]) -> sqlx::Resu
     .bind(orders.iter().map(|order| order.total_minor).collect::<Vec<_>>())
     .bind(text(|order| &order.correlation_id))
     .bind(orders.iter().map(|order| order.created_at).collect::<Vec<_>>())
-    .execute(c)
-    .await
-    .map(drop)
-}
-
-pub async fn insert_lines(c: &mut PgConnection, lines: &[Line<'_>]) -> sqlx::Result<()> {
-    sqlx::query(
-        "INSERT INTO orders_lines (group_id, order_id, line, sku, quantity, unit_price_minor)
-         SELECT * FROM UNNEST($1::text[], $2::uuid[], $3::int[], $4::text[], $5::bigint[], $6::bigint[])",
-    )
-    .bind(lines.iter().map(|line| line.group_id).collect::<Vec<_>>())
-    .bind(lines.iter().map(|line| line.order_id).collect::<Vec<_>>())
-    .bind(lines.iter().map(|line| line.line).collect::<Vec<_>>())
-    .bind(lines.iter().map(|line| line.item.sku.as_str()).collect::<Vec<_>>())
-    .bind(lines.iter().map(|line| line.item.quantity.get()).collect::<Vec<_>>())
-    .bind(lines.iter().map(|line| line.item.unit_price_minor.get()).collect::<Vec<_>>())
+    .bind(lines.iter().map(|(order, _, _)| order.group_id.as_str()).collect::<Vec<_>>())
+    .bind(lines.iter().map(|(order, _, _)| order.id.0).collect::<Vec<_>>())
+    .bind(lines.iter().map(|(_, line, _)| *line).collect::<Vec<_>>())
+    .bind(lines.iter().map(|(_, _, item)| item.sku.as_str()).collect::<Vec<_>>())
+    .bind(lines.iter().map(|(_, _, item)| item.quantity.get()).collect::<Vec<_>>())
+    .bind(lines.iter().map(|(_, _, item)| item.unit_price_minor.get()).collect::<Vec<_>>())
     .execute(c)
     .await
     .map(drop)

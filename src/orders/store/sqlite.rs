@@ -4,10 +4,10 @@ use sqlx::SqliteConnection;
 use sqlx::types::Json;
 use uuid::Uuid;
 
-use super::{Answer, Key, Line, Order, OrderId, StandingColumns, StepKey, Taken};
+use super::{Answer, Key, Order, OrderId, StandingColumns, StepKey, Taken};
 use crate::clock::Timestamp;
 
-pub async fn insert_orders(c: &mut SqliteConnection, orders: &[Order]) -> sqlx::Result<()> {
+pub async fn insert_many(c: &mut SqliteConnection, orders: &[Order]) -> sqlx::Result<()> {
     let rows: Vec<_> = orders
         .iter()
         .map(|order| {
@@ -25,33 +25,27 @@ pub async fn insert_orders(c: &mut SqliteConnection, orders: &[Order]) -> sqlx::
             )
         })
         .collect();
+    let lines: Vec<_> = orders
+        .iter()
+        .flat_map(|order| {
+            order.items.iter().zip(1..).map(|(item, line)| {
+                let (quantity, price) = (item.quantity.get(), item.unit_price_minor.get());
+                (&order.group_id, order.id.0.simple(), line, item.sku.as_str(), quantity, price)
+            })
+        })
+        .collect();
     sqlx::query(
         "INSERT INTO orders_orders (group_id, id, subsidiary_id, number, customer_id, status, currency, total_minor,
              correlation_id, created_at, updated_at)
          SELECT value ->> 0, unhex(value ->> 1), value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6,
              value ->> 7, value ->> 8, value ->> 9, value ->> 9
-         FROM jsonb_each($1)",
+         FROM jsonb_each($1);
+         INSERT INTO orders_lines (group_id, order_id, line, sku, quantity, unit_price_minor)
+         SELECT value ->> 0, unhex(value ->> 1), value ->> 2, value ->> 3, value ->> 4, value ->> 5
+         FROM jsonb_each($2)",
     )
     .bind(Json(rows))
-    .execute(c)
-    .await
-    .map(drop)
-}
-
-pub async fn insert_lines(c: &mut SqliteConnection, lines: &[Line<'_>]) -> sqlx::Result<()> {
-    let rows: Vec<_> = lines
-        .iter()
-        .map(|line| {
-            let item = line.item;
-            let (quantity, price) = (item.quantity.get(), item.unit_price_minor.get());
-            (line.group_id, line.order_id.simple(), line.line, item.sku.as_str(), quantity, price)
-        })
-        .collect();
-    sqlx::query(
-        "INSERT INTO orders_lines (group_id, order_id, line, sku, quantity, unit_price_minor)
-         SELECT value ->> 0, unhex(value ->> 1), value ->> 2, value ->> 3, value ->> 4, value ->> 5 FROM jsonb_each($1)",
-    )
-    .bind(Json(rows))
+    .bind(Json(lines))
     .execute(c)
     .await
     .map(drop)

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{QUICK, Shop, assert_sound, place};
-use crate::support::{Engine, Server, TestDb, each_database, eventually, order};
+use crate::support::{Engine, Server, TestDb, each_database, each_database_on_rabbit, eventually, order};
 
 const BURST: i64 = 300;
 
@@ -53,7 +53,7 @@ async fn a_kill_in_a_burst_loses_no_acknowledged_order(db: TestDb) {
     }
     let status = shop.server.ended().await;
     assert_eq!(status.signal(), Some(9));
-    shop.server = Server::start(&db, &shop.flags);
+    shop.reopen().await;
     check_burst(&shop, &acknowledged).await;
 
     // Those who heard nothing ask again, and all have one order each.
@@ -70,13 +70,12 @@ async fn one_kill_after_another_loses_and_doubles_nothing(db: TestDb) {
     for _ in 0..4 {
         shop.server.signal("KILL");
         shop.server.ended().await;
-        shop.server = Server::start(&db, &shop.flags);
+        shop.reopen().await;
         // Dies again as soon as it has got anywhere.
         let progress = "SELECT COUNT(*) FROM messaging_inbox WHERE state = 'processed'";
         let before = db.count(progress).await;
         eventually("some progress, or nothing left to do", || async {
-            (db.count(progress).await > before || db.count("SELECT COUNT(*) FROM messaging_queue").await == 0)
-                .then_some(())
+            (db.count(progress).await > before || shop.under_way().await == 0).then_some(())
         })
         .await;
     }
@@ -98,7 +97,7 @@ async fn a_stop_finishes_what_is_in_hand(db: TestDb) {
     ] {
         assert_eq!(db.count(sql).await, 0, "{what}");
     }
-    shop.server = Server::start(&db, &shop.flags);
+    shop.reopen().await;
     shop.check().await;
     let dismissed = "SELECT CAST(COALESCE(SUM(duplicates), 0) AS BIGINT) FROM messaging_inbox";
     assert_eq!(db.count(dismissed).await, 0, "a clean stop leaves nothing to be delivered again");
@@ -146,13 +145,31 @@ each_database!(
     a_second_signal_ends_the_process_at_once,
 );
 
+each_database_on_rabbit!(
+    a_kill_in_a_burst_loses_no_acknowledged_order,
+    one_kill_after_another_loses_and_doubles_nothing,
+    a_stop_finishes_what_is_in_hand,
+    a_stop_answers_those_who_wait_for_an_outcome,
+);
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_servers_on_one_postgres_share_the_work_and_double_none() {
-    let db = TestDb::new(Engine::Postgres).await;
+    share_the_work(TestDb::new(Engine::Postgres).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_servers_on_one_postgres_and_one_rabbit_share_the_work_and_double_none() {
+    share_the_work(TestDb::on_rabbit(Engine::Postgres).await).await;
+}
+
+async fn share_the_work(db: TestDb) {
     let folder = tempfile::tempdir().unwrap();
     let flags = ["--batch", "4", "--log", "info", "--log-format", "json"];
     let logs = [folder.path().join("first.log"), folder.path().join("second.log")];
     let servers = logs.each_ref().map(|log| Server::start_logging(&db, &flags, log));
+    for server in &servers {
+        server.until_connected().await;
+    }
     servers[0].put_stock("A", BURST).await;
     let both = (0..BURST).map(|key| place(&servers[usize::try_from(key % 2).unwrap()], key));
     let placed = futures_util::future::join_all(both).await;
@@ -174,9 +191,18 @@ async fn two_servers_on_one_postgres_share_the_work_and_double_none() {
 /// The survivor takes over what the other held.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_two_servers_on_one_postgres_one_may_die() {
-    let db = TestDb::new(Engine::Postgres).await;
+    lose_one_of_two(TestDb::new(Engine::Postgres).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_servers_on_one_postgres_and_one_rabbit_one_may_die() {
+    lose_one_of_two(TestDb::on_rabbit(Engine::Postgres).await).await;
+}
+
+async fn lose_one_of_two(db: TestDb) {
     let mut shop = Shop::open(&db, &["--batch", "4"]).await;
     let other = Server::start(&db, &shop.flags);
+    other.until_connected().await;
     shop.place(100).await;
     other.kill();
     shop.place(100).await;

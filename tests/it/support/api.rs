@@ -50,6 +50,12 @@ impl Api {
         .await
     }
 
+    /// Waits until the broker can be worked with; the embedded queue always can.
+    pub async fn until_connected(&self) {
+        let up = async || (self.read("/v1/health").await["broker"]["status"] == "up").then_some(());
+        eventually("a broker that is up", up).await;
+    }
+
     pub async fn put_stock(&self, sku: &str, on_hand: i64) {
         let request = self.put(&format!("/v1/stock/{sku}"), &json!({ "on_hand": on_hand }));
         assert_eq!(request.send().await.unwrap().status(), StatusCode::OK);

@@ -22,6 +22,8 @@ struct Cli {
 
 pub fn settings(db: &TestDb, more: &[&str]) -> Settings {
     let mut args = vec!["test", "--listen", "127.0.0.1:0", "--database-url", &db.url, "--db-max-connections", "8"];
+    let wire = db.wire.flags();
+    args.extend(wire.iter().map(String::as_str));
     args.extend(more);
     Cli::parse_from(args).settings
 }

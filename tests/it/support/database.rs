@@ -1,11 +1,11 @@
-//! A database of its own for each test, gone afterwards.
+//! A database of its own for each test, gone afterwards, and the transport to go with it.
 
 use sqlx::{Connection, Executor, PgConnection};
 use stockade::clock::{Clock, mint_id};
 use stockade::db::{Db, Options};
 use tempfile::TempDir;
 
-use super::postgres;
+use super::{postgres, rabbit};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Engine {
@@ -13,8 +13,39 @@ pub enum Engine {
     Postgres,
 }
 
+/// What carries messages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wire {
+    Table,
+    /// A broker at this URL, on which all names begin with this prefix.
+    Rabbit {
+        url: String,
+        prefix: String,
+    },
+}
+
+impl Wire {
+    /// Names of its own on a broker that others use too.
+    pub fn on(url: String) -> Self {
+        Self::Rabbit { url, prefix: format!("t{}", mint_id().simple()) }
+    }
+
+    /// The flags that have a server use it.
+    pub fn flags(&self) -> Vec<String> {
+        match self {
+            Self::Table => Vec::new(),
+            // A relay that died holds its claim for three times as long as it may wait for confirms.
+            Self::Rabbit { url, prefix } => {
+                let flags = ["--broker-url", url, "--queue-prefix", prefix, "--amqp-confirm-timeout", "2s"];
+                flags.map(str::to_owned).to_vec()
+            }
+        }
+    }
+}
+
 pub struct TestDb {
     pub url: String,
+    pub wire: Wire,
     _folder: TempDir,
 }
 
@@ -32,12 +63,26 @@ impl TestDb {
                 postgres::url(&name)
             }
         };
-        Self { url, _folder: folder }
+        Self { url, wire: Wire::Table, _folder: folder }
+    }
+
+    /// On the broker that tests share.
+    pub async fn on_rabbit(engine: Engine) -> Self {
+        let url = tokio::task::spawn_blocking(rabbit::url).await.unwrap();
+        Self::new(engine).await.over(Wire::on(url))
+    }
+
+    pub fn over(self, wire: Wire) -> Self {
+        Self { wire, ..self }
+    }
+
+    pub fn is_on_rabbit(&self) -> bool {
+        self.wire != Wire::Table
     }
 
     /// A database that somebody else looks after.
     pub fn at(url: String) -> Self {
-        Self { url, _folder: tempfile::tempdir().unwrap() }
+        Self { url, wire: Wire::Table, _folder: tempfile::tempdir().unwrap() }
     }
 
     /// Opens it as a server would, with a clock that may be set by hand.

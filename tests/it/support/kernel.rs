@@ -26,18 +26,25 @@ use stockade::messaging::pause::Pauses;
 use stockade::messaging::relay::Relay;
 use stockade::messaging::retry::Backoff;
 use stockade::messaging::transport::memory::{Chaos, MemoryBroker};
+use stockade::messaging::transport::rabbit::{self, Rabbit};
 use stockade::messaging::transport::table::TableQueue;
-use stockade::messaging::transport::{Binding, Depth, RawMessage, Subscription, Topology, Transport, dlq_of};
+use stockade::messaging::transport::{
+    Binding, Delivery, Depth, RawMessage, Subscription, Topology, Transport, Way, dlq_of,
+};
 use stockade::messaging::{Event, Kernel, Message, Origin, Outcome, Reaction, Tuning};
 use stockade::on;
 use tokio::sync::Notify;
+use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use super::TestDb;
+use super::{DEADLINE, TestDb, Wire};
 
+/// Names on the embedded queue; on a broker that others use too they begin otherwise. See [`Rig::queue`].
+const PREFIX: &str = "test";
+/// The probe's queue on the embedded queue.
 pub const QUEUE: &str = "test.probe";
-/// Bound to the same key as the probe's queue, and consumed by nobody.
-pub const SECOND_QUEUE: &str = "test.shadow";
+/// A broker that has sent nothing for this long has nothing to send.
+pub const QUIET: Duration = Duration::from_millis(300);
 pub const KEY: &str = "probe.told";
 pub const LEASE: Duration = Duration::from_secs(60);
 pub const WAIT_DEADLINE: Duration = Duration::from_secs(300);
@@ -158,6 +165,12 @@ async fn note(tx: &mut Tx, event_id: Uuid, does: Does) -> sqlx::Result<()> {
 /// A kernel with the probe as its only consumer.
 pub struct Rig {
     pub db: Db,
+    /// The probe's queue.
+    pub queue: String,
+    /// Bound to the same key, and consumed by nobody.
+    pub second_queue: String,
+    /// Keeps the connections to a broker up.
+    _tending: Arc<JoinSet<()>>,
     pub kernel: Kernel,
     pub probe: Probe,
     pub relay: Relay,
@@ -167,25 +180,32 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// Over the table queue.
+    /// Over the transport that goes with the database.
     pub async fn new(db: &TestDb) -> Self {
-        Self::with_lease(db, LEASE).await
+        match &db.wire {
+            Wire::Table => Self::with_lease(db, LEASE).await,
+            Wire::Rabbit { url, prefix } => {
+                let rabbit = Rabbit::try_new(rabbit_options(url, prefix)).unwrap();
+                Self::on(open(db).await, Transport::Rabbit(rabbit), prefix).await
+            }
+        }
     }
 
+    /// Over the table queue.
     pub async fn with_lease(db: &TestDb, lease: Duration) -> Self {
         let db = open(db).await;
         let transport = Transport::Table(TableQueue::new(db.clone(), lease));
-        Self::on(db, transport).await
+        Self::on(db, transport, PREFIX).await
     }
 
     /// Over the broker in memory.
     pub async fn in_memory(db: &TestDb, seed: u64, chaos: Chaos) -> (Self, MemoryBroker) {
         let db = open(db).await;
         let broker = MemoryBroker::new(seed, chaos, db.clock().clone());
-        (Self::on(db, Transport::Memory(broker.clone())).await, broker)
+        (Self::on(db, Transport::Memory(broker.clone()), PREFIX).await, broker)
     }
 
-    pub async fn on(db: Db, transport: Transport) -> Self {
+    pub async fn on(db: Db, transport: Transport, prefix: &str) -> Self {
         let mut tx = db.begin().await.unwrap();
         on!(tx, c => sqlx::query(
             "CREATE TABLE IF NOT EXISTS probe_effects (event_id text NOT NULL, does text NOT NULL CHECK (does <> 'Violate'))",
@@ -193,14 +213,21 @@ impl Rig {
         .unwrap();
         tx.commit().await.unwrap();
         let bind = |queue: &str| Binding { consumer: Probe::NAME, queue: queue.to_owned(), keys: Probe::KEYS };
-        transport.declare(&Topology { queues: vec![bind(QUEUE), bind(SECOND_QUEUE)] }).await.unwrap();
+        let (queue, second_queue) = (format!("{prefix}.probe"), format!("{prefix}.shadow"));
+        transport.declare(&Topology { queues: vec![bind(&queue), bind(&second_queue)] }).await.unwrap();
+        let mut tending = JoinSet::new();
+        if let Transport::Rabbit(rabbit) = &transport {
+            tending.spawn(rabbit.clone().tend());
+        }
+        let open = async { tokio::join!(transport.until_open(Way::Out), transport.until_open(Way::In)) };
+        tokio::time::timeout(DEADLINE, open).await.expect("the broker is there");
         let kernel = Kernel {
             pauses: Pauses::load(db.clone(), false).await.unwrap(),
             db: db.clone(),
             transport,
             health: Health::default(),
             faults: Faults::default(),
-            tuning: tuning(),
+            tuning: Tuning { queue_prefix: prefix.to_owned(), ..tuning() },
         };
         let probe = Probe::default();
         let sender = Sender {
@@ -209,6 +236,9 @@ impl Rig {
         };
         Self {
             db,
+            queue,
+            second_queue,
+            _tending: Arc::new(tending),
             relay: Relay::new(kernel.clone()),
             consumer: Consumer::new(kernel.clone(), probe.clone()),
             office: Office::new(kernel.clone(), vec![sender.clone()]),
@@ -216,6 +246,11 @@ impl Rig {
             probe,
             sender,
         }
+    }
+
+    /// The same, seen by another process that has just started.
+    pub fn restarted(self, pauses: Pauses) -> Self {
+        Self { kernel: Kernel { pauses, ..self.kernel }, ..self }
     }
 
     pub fn is_postgres(&self) -> bool {
@@ -254,7 +289,7 @@ impl Rig {
 
     pub async fn deliver_raw(&self, body: &[u8], message_id: Option<&str>, headers: Map<String, Value>, times: u32) {
         let message = RawMessage {
-            queue: QUEUE.to_owned(),
+            queue: self.queue.clone(),
             routing_key: KEY.to_owned(),
             message_id: message_id.map(str::to_owned),
             correlation_id: None,
@@ -268,14 +303,83 @@ impl Rig {
         self.kernel.transport.subscribe(queue).await.unwrap()
     }
 
-    /// One batch of the consumer; how many deliveries that was.
-    pub async fn consume(&self) -> usize {
-        self.consumer.try_once(&mut self.subscribe(QUEUE).await).await.unwrap()
+    pub fn is_on_rabbit(&self) -> bool {
+        matches!(self.kernel.transport, Transport::Rabbit(_))
     }
 
-    /// One batch of the dead-letter office.
+    /// Takes as many deliveries as there ought to be.
+    pub async fn take(&self, subscription: &mut Subscription, count: usize) -> Vec<Delivery> {
+        let mut taken = Vec::new();
+        let all = async {
+            while taken.len() < count {
+                taken.extend(subscription.take(count - taken.len()).await.unwrap());
+                subscription.ready(Duration::from_millis(20)).await;
+            }
+        };
+        let in_time = tokio::time::timeout(DEADLINE, all).await.is_ok();
+        assert!(in_time, "{} of {count} messages came", taken.len());
+        taken
+    }
+
+    /// Sees that there is nothing to take.
+    pub async fn take_nothing(&self, subscription: &mut Subscription) {
+        self.wait_for_broker(subscription).await;
+        assert!(subscription.take(9).await.unwrap().is_empty());
+    }
+
+    /// Takes that many messages and is never heard of again.
+    pub async fn take_and_vanish(&self, count: usize) {
+        let mut subscription = self.subscribe(&self.queue).await;
+        self.take(&mut subscription, count).await;
+        drop(subscription);
+        self.advance(LEASE + Duration::from_secs(1)).await;
+    }
+
+    /// One batch of the consumer, or all there is on a broker, which sends when it likes; how many deliveries.
+    pub async fn consume(&self) -> usize {
+        let mut subscription = self.subscribe(&self.queue).await;
+        let mut count = 0;
+        loop {
+            self.wait_for_broker(&mut subscription).await;
+            let batch = self.consumer.try_once(&mut subscription).await.unwrap();
+            count += batch;
+            if batch == 0 || !self.is_on_rabbit() {
+                break;
+            }
+        }
+        self.leave(subscription).await;
+        count
+    }
+
+    /// The same for the dead-letter office.
     pub async fn file(&self) -> usize {
-        self.office.try_once(&self.sender, &mut self.subscribe(&dlq_of(QUEUE)).await).await.unwrap()
+        let mut subscription = self.subscribe(&dlq_of(&self.queue)).await;
+        let mut count = 0;
+        loop {
+            self.wait_for_broker(&mut subscription).await;
+            let batch = self.office.try_once(&self.sender, &mut subscription).await.unwrap();
+            count += batch;
+            if batch == 0 || !self.is_on_rabbit() {
+                break;
+            }
+        }
+        self.leave(subscription).await;
+        count
+    }
+
+    /// Signs off from a broker, which would go on sending to a consumer that it has not missed yet. The table queue's
+    /// subscriptions just end, as those of a process that died would.
+    async fn leave(&self, subscription: Subscription) {
+        if self.is_on_rabbit() {
+            subscription.close().await;
+        }
+    }
+
+    /// Gives a broker time to send what it has.
+    async fn wait_for_broker(&self, subscription: &mut Subscription) {
+        if self.is_on_rabbit() {
+            subscription.ready(QUIET).await;
+        }
     }
 
     /// Relays, consumes and files until there is nothing to do just now.
@@ -362,9 +466,20 @@ async fn open(db: &TestDb) -> Db {
     db.open(clock).await
 }
 
+pub fn rabbit_options(url: &str, prefix: &str) -> rabbit::Options {
+    rabbit::Options {
+        url: url.to_owned(),
+        prefix: prefix.to_owned(),
+        extra_queues: Vec::new(),
+        prefetch: 4096,
+        heartbeat: Duration::from_secs(10),
+        confirm_timeout: Duration::from_secs(10),
+    }
+}
+
 pub fn tuning() -> Tuning {
     Tuning {
-        queue_prefix: "test".to_owned(),
+        queue_prefix: PREFIX.to_owned(),
         outbox_batch: 64,
         outbox_poll: Duration::from_millis(20),
         outbox_backoff: Backoff { base: Duration::from_secs(5), cap: Duration::from_secs(60), attempts_max: 30 },

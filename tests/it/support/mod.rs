@@ -7,11 +7,12 @@ mod database;
 pub mod kernel;
 mod postgres;
 mod process;
+pub mod rabbit;
 
 pub use answers::{fields, problem, wrong_field};
 pub use api::{Api, order};
 pub use app::{App, settings};
-pub use database::{Engine, TestDb};
+pub use database::{Engine, TestDb, Wire};
 pub use postgres::OwnPostgres;
 pub use process::Server;
 
@@ -50,3 +51,22 @@ macro_rules! each_database {
     };
 }
 pub(crate) use each_database;
+
+/// The same over RabbitMQ.
+macro_rules! each_database_on_rabbit {
+    ($($name:ident),+ $(,)?) => {
+        mod rabbit_sqlite {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() {
+                super::$name($crate::support::TestDb::on_rabbit($crate::support::Engine::Sqlite).await).await;
+            })+
+        }
+        mod rabbit_postgres {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() {
+                super::$name($crate::support::TestDb::on_rabbit($crate::support::Engine::Postgres).await).await;
+            })+
+        }
+    };
+}
+pub(crate) use each_database_on_rabbit;

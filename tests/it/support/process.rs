@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::ops::Deref;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
 
 use super::{Api, TestDb, eventually};
 
@@ -43,7 +44,8 @@ impl Server {
         let mut command = Command::new(env!("CARGO_BIN_EXE_stockade"));
         // Below a flag, above the environment of whoever runs the tests.
         command.env("STOCKADE_LOG", "warn");
-        command.args(["serve", "--demo", "--listen", "127.0.0.1:0", "--database-url", &db.url]).args(flags);
+        command.args(["serve", "--demo", "--listen", "127.0.0.1:0", "--database-url", &db.url]);
+        command.args(db.wire.flags()).args(flags);
         command
     }
 
@@ -57,6 +59,15 @@ impl Server {
     pub async fn ended(&mut self) -> ExitStatus {
         let child = std::cell::RefCell::new(&mut self.child);
         eventually("the end of the process", || async { child.borrow_mut().try_wait().unwrap() }).await
+    }
+
+    /// Processor time it has used so far.
+    pub fn cpu_time(&self) -> Duration {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        // Past the name, which may hold anything, user and system time are the 12th and 13th field, in hundredths.
+        let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+        let ticks: u64 = fields[11..13].iter().map(|ticks| ticks.parse::<u64>().unwrap()).sum();
+        Duration::from_millis(ticks * 10)
     }
 
     /// Sends `TERM`, `INT`, `KILL`.

@@ -11,7 +11,7 @@
 //! transaction, without claim or lease, and no row can be published but unmarked.
 
 mod pg;
-pub(in crate::messaging) mod sqlite;
+mod sqlite;
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -54,6 +54,24 @@ pub struct Row {
     pub deliveries: i32,
 }
 
+/// One look into a queue.
+pub struct Look<'a> {
+    pub queue: &'a str,
+    /// Only rows with a higher id.
+    pub after: i64,
+    pub limit: i64,
+    pub token: Uuid,
+    pub lease: Duration,
+    pub owed: &'a Owed,
+}
+
+/// Messages that are done with and not yet deleted, all from one look.
+#[derive(Debug, Default)]
+pub struct Owed {
+    pub token: Uuid,
+    pub ids: Vec<i64>,
+}
+
 /// What a relay pass moved.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Moved {
@@ -64,8 +82,9 @@ pub struct Moved {
 dialects! {
     /// Moves up to `limit` due outbox rows into the queues they are meant for and marks them published.
     async fn move_due(limit: i64, now: Timestamp) -> Moved;
-    /// Claims up to `limit` free rows whose id is above `after`, lowest first.
-    async fn claim(queue: &str, after: i64, token: Uuid, limit: i64, lease: Duration, now: Timestamp) -> Vec<Row>;
+    /// Deletes what is owed and claims free rows, lowest first; returns how many of the owed were still ours, and
+    /// the rows.
+    async fn claim(look: &Look<'_>, now: Timestamp) -> (u64, Vec<Row>);
     async fn renew(ids: &[i64], token: Uuid, lease: Duration, now: Timestamp) -> u64;
     async fn delete(ids: &[i64], token: Uuid) -> u64;
     async fn give_back(ids: &[i64], token: Uuid) -> u64;
@@ -151,10 +170,12 @@ impl TableQueue {
             queue: queue.to_owned(),
             bell: self.db.wakes().bell(&bell_of(queue)),
             looked_in_vain: false,
+            winding_down: false,
             newest_taken: 0,
             looked_from_start: None,
             last_beat: None,
             taken: HashMap::new(),
+            owed: Owed::default(),
         }
     }
 
@@ -169,6 +190,7 @@ impl TableQueue {
             in_flight: Some(0),
             consumers: Some(0),
             oldest_enqueued_at: None,
+            stale: false,
         };
         Ok(queues.iter().map(|queue| found.remove(queue).unwrap_or_else(|| empty(queue))).collect())
     }
@@ -181,16 +203,19 @@ pub struct TableSubscription {
     bell: Bell,
     /// The last look found less than it asked for, so the next one waits for the bell.
     looked_in_vain: bool,
+    winding_down: bool,
     newest_taken: i64,
     looked_from_start: Option<Timestamp>,
     last_beat: Option<Timestamp>,
     /// The routing key and earlier deaths of what is held, for the record of a rejection.
     taken: HashMap<i64, (String, serde_json::Value)>,
+    /// Acknowledged, to be deleted by the next look.
+    owed: Owed,
 }
 
 impl TableSubscription {
     pub async fn ready(&mut self, poll: Duration) {
-        if self.looked_in_vain {
+        if self.looked_in_vain && self.owed.ids.is_empty() {
             tokio::select! {
                 () = self.bell.rung() => {}
                 () = tokio::time::sleep(poll) => {}
@@ -199,6 +224,9 @@ impl TableSubscription {
     }
 
     pub async fn take(&mut self, max: usize) -> Result<Vec<Delivery>, TransportError> {
+        if self.winding_down {
+            return Ok(Vec::new());
+        }
         // Before the look: a ring from now on is news.
         self.bell.hush();
         self.looked_in_vain = true;
@@ -212,8 +240,12 @@ impl TableSubscription {
         let limit = i64::try_from(max).unwrap_or(i64::MAX);
         let from_start = self.looked_from_start.is_none_or(|last| now.since(last) >= LOOK_FROM_START_EVERY);
         let after = if from_start { i64::MIN } else { self.newest_taken - LOOK_BACK };
-        let mut rows = claim(&mut tx, &self.queue, after, token, limit, self.table.lease, now).await?;
+        let lease = self.table.lease;
+        let look = Look { queue: &self.queue, after, limit, token, lease, owed: &self.owed };
+        let (settled, mut rows) = claim(&mut tx, &look, now).await?;
         tx.commit().await?;
+        let paid = std::mem::take(&mut self.owed.ids);
+        self.forget(&paid, settled);
         if from_start {
             self.looked_from_start = Some(now);
         }
@@ -227,6 +259,7 @@ impl TableSubscription {
         let x_death = row.x_death.as_deref().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
         let delivery = Delivery {
             tag: Tag { id: row.id, token },
+            lasting_id: Some(row.id),
             message_id: row.message_id,
             routing_key: row.routing_key,
             correlation_id: row.correlation_id,
@@ -246,6 +279,17 @@ impl TableSubscription {
             tx.commit().await?;
             self.forget(&ids, settled);
         }
+        Ok(())
+    }
+
+    /// Acknowledges with the next take, whose transaction it shares, or on closing. Until then a crash brings the
+    /// messages back, as it does before any acknowledgement.
+    pub async fn ack_soon(&mut self, tags: &[Tag]) -> Result<(), TransportError> {
+        let token = tags.first().map(|tag| tag.token).unwrap_or_default();
+        if !self.owed.ids.is_empty() || tags.iter().any(|tag| tag.token != token) {
+            return self.ack(tags).await;
+        }
+        self.owed = Owed { token, ids: tags.iter().map(|tag| tag.id).collect() };
         Ok(())
     }
 
@@ -292,15 +336,20 @@ impl TableSubscription {
         tx.commit().await
     }
 
+    pub fn wind_down(&mut self) {
+        self.winding_down = true;
+    }
+
     pub async fn close(self) {
         let goodbye = async {
             let mut tx = self.table.db.begin_relaxed().await?;
+            delete(&mut tx, &self.owed.ids, self.owed.token).await?;
             crate::on!(tx, c => {
                 sqlx::query("DELETE FROM messaging_subscriptions WHERE id = $1").bind(self.id).execute(c).await.map(drop)
             })?;
             tx.commit().await
         };
-        // Best effort: without it, the entry goes stale by itself.
+        // Best effort: without it, what is owed comes back as duplicates and the entry goes stale by itself.
         if let Err(error) = goodbye.await {
             tracing::debug!(%error, queue = self.queue, "left the queue without a goodbye");
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::{Depth, Moved, Row};
+use super::{Depth, Look, Moved, Row};
 use crate::clock::{Timestamp, millis};
 
 /// The columns of [`Row`], in its order.
@@ -45,15 +45,11 @@ pub async fn move_due(c: &mut PgConnection, limit: i64, now: Timestamp) -> sqlx:
     Ok(Moved { rows, queues })
 }
 
-pub async fn claim(
-    c: &mut PgConnection,
-    queue: &str,
-    after: i64,
-    token: Uuid,
-    limit: i64,
-    lease: Duration,
-    _now: Timestamp,
-) -> sqlx::Result<Vec<Row>> {
+pub async fn claim(c: &mut PgConnection, look: &Look<'_>, _now: Timestamp) -> sqlx::Result<(u64, Vec<Row>)> {
+    let settled = match look.owed.ids.as_slice() {
+        [] => 0,
+        ids => delete(&mut *c, ids, look.owed.token).await?,
+    };
     let rows: Vec<Columns> = sqlx::query_as(
         "WITH next AS MATERIALIZED (
              SELECT id FROM messaging_queue
@@ -70,14 +66,14 @@ pub async fn claim(
              c.x_death, c.deliveries
          FROM claimed c LEFT JOIN messaging_outbox o ON o.id = c.outbox_ref",
     )
-    .bind(queue)
-    .bind(token)
-    .bind(limit)
-    .bind(millis(lease))
-    .bind(after)
+    .bind(look.queue)
+    .bind(look.token)
+    .bind(look.limit)
+    .bind(millis(look.lease))
+    .bind(look.after)
     .fetch_all(c)
     .await?;
-    Ok(rows.into_iter().map(Row::from).collect())
+    Ok((settled, rows.into_iter().map(Row::from).collect()))
 }
 
 pub async fn renew(
@@ -171,6 +167,7 @@ pub async fn count(
             in_flight: Some(in_flight),
             consumers: Some(consumers),
             oldest_enqueued_at,
+            stale: false,
         })
         .collect())
 }

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use sqlx::SqliteConnection;
+use futures_util::TryStreamExt;
 use sqlx::types::Json;
+use sqlx::{Either, Executor, Row as _, SqliteConnection};
 use uuid::Uuid;
 
-use super::{Depth, Moved, Row};
+use super::{Depth, Look, Moved, Row};
 use crate::clock::{Timestamp, millis};
 
 pub async fn move_due(c: &mut SqliteConnection, limit: i64, now: Timestamp) -> sqlx::Result<Moved> {
@@ -23,91 +24,66 @@ pub async fn move_due(c: &mut SqliteConnection, limit: i64, now: Timestamp) -> s
     if rows == 0 {
         return Ok(Moved::default());
     }
-    let due: Json<Vec<i64>> = Json(serde_json::from_str(&due).map_err(|error| sqlx::Error::Decode(error.into()))?);
-    let queues = enqueue(c, &due, now).await?;
-    sqlx::query(
+    let queues: Vec<String> = sqlx::query_scalar(
         "UPDATE messaging_outbox SET status = 'published', published_at = $2, claimed_by = NULL, last_error = NULL
-         WHERE seq IN (SELECT value FROM json_each($1))",
-    )
-    .bind(&due)
-    .bind(now)
-    .execute(c)
-    .await?;
-    Ok(Moved { rows, queues })
-}
-
-/// Puts outbox rows, named by their numbers, into the queues they are meant for; returns those queues.
-pub(in crate::messaging) async fn enqueue(
-    c: &mut SqliteConnection,
-    rows: &Json<Vec<i64>>,
-    now: Timestamp,
-) -> sqlx::Result<Vec<String>> {
-    let inserted = sqlx::query(
-        "INSERT INTO messaging_queue (queue, outbox_ref, enqueued_at)
+         WHERE seq IN (SELECT value FROM json_each($1));
+         INSERT INTO messaging_queue (queue, outbox_ref, enqueued_at)
          SELECT CASE o.target WHEN '' THEN b.queue ELSE o.target END, o.seq, $2
          FROM json_each($1) AS due
          CROSS JOIN messaging_outbox o ON o.seq = due.value
          LEFT JOIN messaging_bindings b
              ON o.target = '' AND b.routing_key = o.aggregate_type || '.' || o.event_type
-         WHERE o.target <> '' OR b.queue IS NOT NULL",
+         WHERE o.target <> '' OR b.queue IS NOT NULL;
+         SELECT DISTINCT queue FROM messaging_queue NOT INDEXED
+         WHERE changes() > 0 AND id > (SELECT last_insert_rowid()) - changes()",
     )
-    .bind(rows)
+    .bind(due)
     .bind(now)
-    .execute(&mut *c)
+    .fetch_all(c)
     .await?;
-    let count = i64::try_from(inserted.rows_affected()).unwrap_or(i64::MAX);
-    if count == 0 {
-        return Ok(Vec::new());
-    }
-    // NOT INDEXED: by row number, over the few just written, rather than over the whole backlog by queue.
-    sqlx::query_scalar("SELECT DISTINCT queue FROM messaging_queue NOT INDEXED WHERE id > $1")
-        .bind(inserted.last_insert_rowid() - count)
-        .fetch_all(c)
-        .await
+    Ok(Moved { rows, queues })
 }
 
-pub async fn claim(
-    c: &mut SqliteConnection,
-    queue: &str,
-    after: i64,
-    token: Uuid,
-    limit: i64,
-    lease: Duration,
-    now: Timestamp,
-) -> sqlx::Result<Vec<Row>> {
-    // All in one row, the bodies end to end: each row that crosses from SQLite's thread costs two context switches.
-    // A cast between BLOB and TEXT changes no byte, and concatenation goes by length, so any bytes pass.
-    let (found, bodies): (String, Option<Vec<u8>>) = sqlx::query_as(
-        "SELECT json_group_array(json_array(q.id,
+pub async fn claim(c: &mut SqliteConnection, look: &Look<'_>, now: Timestamp) -> sqlx::Result<(u64, Vec<Row>)> {
+    // Three statements in one trip to SQLite's thread, and one row back with the bodies end to end: each trip and each
+    // row costs two context switches. A cast between BLOB and TEXT changes no byte, and concatenation goes by length,
+    // so any bytes pass.
+    let query = sqlx::query(
+        "DELETE FROM messaging_queue WHERE id IN (SELECT value FROM json_each($1)) AND lock_token = $2;
+         UPDATE messaging_queue SET lock_token = $4, lease_until = $8, deliveries = deliveries + 1
+         WHERE id IN (SELECT id FROM messaging_queue
+             WHERE queue = $3 AND id > $5 AND (lease_until IS NULL OR lease_until <= $7) ORDER BY id LIMIT $6);
+         SELECT json_group_array(json_array(q.id,
              CASE WHEN o.seq IS NULL THEN q.message_id WHEN o.kind = 'redrive' THEN o.headers ->> 'x-message-id'
                  ELSE lower(hex(o.event_id)) END,
              COALESCE(q.routing_key, o.aggregate_type || '.' || o.event_type),
              COALESCE(q.correlation_id, o.correlation_id), COALESCE(q.headers, o.headers),
-             length(COALESCE(q.body, o.body)), q.x_death, q.deliveries + 1)),
+             length(COALESCE(q.body, o.body)), q.x_death, q.deliveries)),
              CAST(group_concat(CAST(COALESCE(q.body, o.body) AS TEXT), '') AS BLOB)
          FROM (SELECT * FROM messaging_queue
-             WHERE queue = $1 AND id > $4 AND (lease_until IS NULL OR lease_until <= $2) ORDER BY id LIMIT $3) AS q
+             WHERE changes() > 0 AND queue = $3 AND id > $5 AND lock_token = $4 ORDER BY id LIMIT changes()) AS q
          LEFT JOIN messaging_outbox o ON o.seq = q.outbox_ref",
     )
-    .bind(queue)
+    .bind(Json(&look.owed.ids))
+    .bind(look.owed.token)
+    .bind(look.queue)
+    .bind(look.token)
+    .bind(look.after)
+    .bind(look.limit)
     .bind(now)
-    .bind(limit)
-    .bind(after)
-    .fetch_one(&mut *c)
-    .await?;
-    let rows = read_rows(&found, &bodies.unwrap_or_default())?;
-    if !rows.is_empty() {
-        sqlx::query(
-            "UPDATE messaging_queue SET lock_token = $2, lease_until = $3, deliveries = deliveries + 1
-             WHERE id IN (SELECT value FROM json_each($1))",
-        )
-        .bind(Json(rows.iter().map(|row| row.id).collect::<Vec<_>>()))
-        .bind(token)
-        .bind(now.plus(lease))
-        .execute(c)
-        .await?;
+    .bind(now.plus(look.lease));
+    let mut answers = c.fetch_many(query);
+    let mut settled = None;
+    while let Some(answer) = answers.try_next().await? {
+        match answer {
+            Either::Left(done) => settled = settled.or(Some(done.rows_affected())),
+            Either::Right(row) => {
+                let (found, bodies): (String, Option<Vec<u8>>) = (row.try_get(0)?, row.try_get(1)?);
+                return Ok((settled.unwrap_or(0), read_rows(&found, &bodies.unwrap_or_default())?));
+            }
+        }
     }
-    Ok(rows)
+    Err(sqlx::Error::RowNotFound)
 }
 
 /// The columns of a row, with the length of the body in place of the body.
@@ -222,6 +198,7 @@ pub async fn count(
             in_flight: Some(in_flight),
             consumers: Some(consumers),
             oldest_enqueued_at,
+            stale: false,
         })
         .collect())
 }

@@ -1,0 +1,127 @@
+//! Talks to a running server: JSON over HTTP, and errors in words.
+//!
+//! A server that cannot be reached is [`Exit::Unavailable`]; one that answers with a problem is an error that quotes
+//! it. No proxy is ever asked: a server is named by the address it listens on.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use reqwest::{Method, RequestBuilder, Response, StatusCode};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::exit::Exit;
+
+pub struct Client {
+    http: reqwest::Client,
+    url: String,
+}
+
+/// The server's answer was no.
+#[derive(Debug, thiserror::Error)]
+#[error("{path} answered {status}: {detail}")]
+struct Refused {
+    status: StatusCode,
+    path: String,
+    detail: String,
+}
+
+impl Client {
+    /// No request takes longer than `timeout`.
+    pub fn new(url: &str, timeout: Duration) -> anyhow::Result<Self> {
+        anyhow::ensure!(url.starts_with("http://"), "{url} is no address of a server: it must start with http://");
+        let http = reqwest::Client::builder().no_proxy().timeout(timeout).build()?;
+        Ok(Self { http, url: url.trim_end_matches('/').to_owned() })
+    }
+
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    pub async fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
+        self.send(path, self.request(Method::GET, path)).await
+    }
+
+    /// GETs something that may not be there.
+    pub async fn find<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<Option<T>> {
+        match self.get(path).await {
+            Ok(found) => Ok(Some(found)),
+            Err(error) if is_missing(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// GETs every row of a list, page by page.
+    pub async fn list<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<Vec<T>> {
+        let first = format!("{path}{}limit=200", if path.contains('?') { '&' } else { '?' });
+        let mut rows = Vec::new();
+        let mut next = first.clone();
+        loop {
+            let page: Page<T> = self.get(&next).await?;
+            rows.extend(page.data);
+            match page.next_cursor {
+                Some(cursor) => next = format!("{first}&cursor={cursor}"),
+                None => return Ok(rows),
+            }
+        }
+    }
+
+    pub async fn post<T: DeserializeOwned>(&self, path: &str, body: &Value) -> anyhow::Result<T> {
+        self.send(path, self.request(Method::POST, path).json(body)).await
+    }
+
+    pub async fn put<T: DeserializeOwned>(&self, path: &str, body: &Value) -> anyhow::Result<T> {
+        self.send(path, self.request(Method::PUT, path).json(body)).await
+    }
+
+    pub fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        self.http.request(method, format!("{}{path}", self.url))
+    }
+
+    /// Sends a request that is to succeed and reads what it answers.
+    pub async fn send<T: DeserializeOwned>(&self, path: &str, request: RequestBuilder) -> anyhow::Result<T> {
+        let response = self.answer(request).await?;
+        let status = response.status();
+        let body = response.bytes().await.with_context(|| format!("{path} broke off its answer"))?;
+        if !status.is_success() {
+            let said = serde_json::from_slice::<Problem>(&body).map(|problem| problem.detail);
+            let detail = said.unwrap_or_else(|_| "and not as Stockade would".to_owned());
+            return Err(Refused { status, path: path.to_owned(), detail }.into());
+        }
+        serde_json::from_slice(&body).with_context(|| format!("{path} answered with something else than expected"))
+    }
+
+    /// Sends a request; any answer will do.
+    pub async fn answer(&self, request: RequestBuilder) -> anyhow::Result<Response> {
+        request.send().await.map_err(|error| {
+            let why = if error.is_timeout() { "no answer in time".to_owned() } else { root_cause(&error) };
+            Exit::Unavailable.because(format!("cannot reach {}: {why}", self.url))
+        })
+    }
+}
+
+/// Did the server say that there is no such thing?
+pub fn is_missing(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<Refused>().is_some_and(|refused| refused.status == StatusCode::NOT_FOUND)
+}
+
+#[derive(Deserialize)]
+struct Page<T> {
+    data: Vec<T>,
+    next_cursor: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Problem {
+    detail: String,
+}
+
+/// The innermost error says it best; those around it only that a request failed.
+fn root_cause(error: &reqwest::Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    cause.to_string()
+}

@@ -1,0 +1,234 @@
+//! A broker that is killed, frozen, full or short of memory: orders are taken all the same, and when it is well again
+//! everything goes on by itself, with nothing lost and nothing done twice.
+
+use std::time::Duration;
+
+use lapin::BasicProperties;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::Shop;
+use crate::rabbit::{Stranger, foreign_order};
+use crate::support::rabbit::{self, Rabbit};
+use crate::support::{Api, Engine, OwnPostgres, Server, TestDb, Wire, eventually};
+
+/// How soon after the broker's return things must move again.
+const SOON: Duration = Duration::from_secs(5);
+/// No question about a broker takes longer than this, whatever is down.
+const AT_ONCE: Duration = Duration::from_secs(3);
+/// RabbitMQ 3.10 forgets a quorum queue, confirmed messages and all, when it is killed within half a second of the
+/// queue's declaration.
+const QUEUES_ARE_SAFE_AFTER: Duration = Duration::from_secs(2);
+
+/// A shop on the node that may be taken away, all of whose queues have been there for a while.
+async fn shop_on<'a>(db: &'a TestDb, more: &[&'static str]) -> Shop<'a> {
+    let mut shop = Shop::open(db, more).await;
+    shop.place(10).await;
+    shop.check().await;
+    tokio::time::sleep(QUEUES_ARE_SAFE_AFTER).await;
+    shop
+}
+
+async fn ground(engine: Engine, broker: &Rabbit) -> TestDb {
+    TestDb::new(engine).await.over(Wire::on(broker.url()))
+}
+
+async fn broker_status(api: &Api) -> String {
+    api.read("/v1/health").await["broker"]["status"].as_str().unwrap().to_owned()
+}
+
+async fn until_broker_is(api: &Api, status: &str) {
+    eventually(&format!("a broker that is {status}"), || async { (broker_status(api).await == status).then_some(()) })
+        .await;
+}
+
+/// The server is ready and says that it is not well; the figures it gives of queues are old and said to be.
+async fn assert_degraded(api: &Api, status: &str) {
+    let began = Instant::now();
+    let health = api.read("/v1/health").await;
+    assert_eq!((&health["status"], &health["broker"]["status"]), (&json!("degraded"), &json!(status)), "{health}");
+    assert!(!health["broker"]["error"].as_str().unwrap().is_empty(), "it says why");
+    let ready = api.read("/readyz").await; // 200: orders are taken
+    assert_eq!((&ready["status"], &ready["checks"]["broker"]), (&json!("degraded"), &json!(status)));
+    let queues = api.read("/v1/queues").await;
+    let stale: Vec<&Value> = queues["data"].as_array().unwrap().iter().map(|queue| &queue["stale"]).collect();
+    // A broker that merely takes no messages can still be asked.
+    assert_eq!(stale, vec![&json!(status == "down"); 3], "{queues}");
+    assert!(began.elapsed() < AT_ONCE, "{:?}", began.elapsed());
+}
+
+/// Nothing has counted as an attempt and nothing was given up on.
+async fn assert_no_attempt_was_counted(db: &TestDb) {
+    let counted = "SELECT COUNT(*) FROM messaging_outbox WHERE attempts > 0 OR status IN ('failed', 'dead')";
+    assert_eq!(db.count(counted).await, 0);
+}
+
+const PENDING: &str = "SELECT COUNT(*) FROM messaging_outbox WHERE status = 'pending'";
+
+/// Waits until rows go out, and sees that it was not long.
+async fn assert_goes_out_soon(db: &TestDb, pending: i64) {
+    let back = Instant::now();
+    eventually("rows going out", || async { (db.count(PENDING).await < pending).then_some(()) }).await;
+    assert!(back.elapsed() < SOON, "{:?}", back.elapsed());
+}
+
+async fn survive_a_kill(engine: Engine) {
+    let broker = rabbit::faulty().await;
+    let db = ground(engine, &broker).await;
+    let mut shop = shop_on(&db, &[]).await;
+    for _ in 0..2 {
+        broker.kill();
+        until_broker_is(&shop.server, "down").await;
+        let before = shop.orders;
+        shop.place(50).await;
+        shop.ask_again().await;
+        assert_eq!(db.count("SELECT COUNT(*) FROM orders_orders").await, before + 50, "every order is taken");
+        assert_degraded(&shop.server, "down").await;
+        let idle = shop.server.cpu_time();
+        tokio::time::sleep(Duration::from_secs(2)).await; // what a hot loop would make of two seconds
+        let spent = shop.server.cpu_time() - idle;
+        assert!(spent < Duration::from_millis(700), "{spent:?} of processor time while it had nothing to do");
+        assert_no_attempt_was_counted(&db).await;
+        let pending = db.count(PENDING).await;
+        assert!(pending >= 50);
+        broker.start_again();
+        assert_goes_out_soon(&db, pending).await;
+        shop.check().await;
+        assert_no_attempt_was_counted(&db).await;
+        tokio::time::sleep(QUEUES_ARE_SAFE_AFTER).await;
+    }
+    assert!(shop.letters().await.is_empty());
+    assert!(shop.server.terminate().await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_killed_and_started_again_costs_nothing_on_sqlite() {
+    survive_a_kill(Engine::Sqlite).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_killed_and_started_again_costs_nothing_on_postgres() {
+    survive_a_kill(Engine::Postgres).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_starts_and_stops_while_its_broker_is_away() {
+    let broker = rabbit::faulty().await;
+    let db = ground(Engine::Sqlite, &broker).await;
+    broker.kill();
+    let server = Server::start(&db, &super::QUICK);
+    server.put_stock("A", super::STOCK).await;
+    assert_eq!(server.place("alice", &[("A", 1)]).await["status"], "placed");
+    assert_degraded(&server, "down").await;
+    assert!(server.terminate().await, "nothing to wait for");
+    let server = Server::start(&db, &super::QUICK);
+    broker.start_again();
+    server.until_connected().await;
+    eventually("its notice", || async {
+        (db.count("SELECT COUNT(*) FROM notifications_notices").await == 1).then_some(())
+    })
+    .await;
+    assert_no_attempt_was_counted(&db).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_that_hangs_is_found_out_and_connections_it_cuts_are_made_again() {
+    let broker = rabbit::faulty().await;
+    let db = ground(Engine::Postgres, &broker).await;
+    let mut shop = shop_on(&db, &["--amqp-heartbeat", "1s"]).await;
+    broker.freeze();
+    shop.place(20).await;
+    let began = Instant::now();
+    shop.server.read("/v1/queues").await;
+    assert!(began.elapsed() < AT_ONCE, "{:?}", began.elapsed());
+    until_broker_is(&shop.server, "down").await;
+    shop.place(20).await;
+    assert_degraded(&shop.server, "down").await;
+    broker.thaw();
+    shop.check().await;
+
+    broker.ctl(&["close_all_connections", "for the test"]);
+    shop.place(20).await;
+    shop.check().await;
+    assert_no_attempt_was_counted(&db).await;
+    assert!(shop.server.terminate().await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_short_of_memory_stops_neither_the_api_nor_the_consumers() {
+    let broker = rabbit::faulty().await;
+    let db = ground(Engine::Postgres, &broker).await;
+    let mut shop = shop_on(&db, &[]).await;
+    // Something for a consumer to do while nothing can be published.
+    shop.server.tell("/v1/consumers/inventory/pause", &json!({})).await;
+    shop.place(10).await;
+    eventually("published", || async { (db.count(PENDING).await == 0).then_some(()) }).await;
+    broker.ctl(&["set_vm_memory_high_watermark", "absolute", "1"]);
+    shop.place(10).await;
+    until_broker_is(&shop.server, "blocked").await;
+    shop.server.tell("/v1/consumers/inventory/resume", &json!({})).await;
+    let handled = "SELECT COUNT(*) FROM messaging_inbox WHERE consumer = 'inventory' AND event_type = 'order.placed'";
+    eventually("consuming goes on", || async { (db.count(handled).await == 20).then_some(()) }).await;
+    assert_eq!(shop.server.read("/v1/queues/inventory").await["depth"], 0, "and acknowledging too");
+    shop.place(10).await;
+    assert_degraded(&shop.server, "blocked").await;
+    assert_no_attempt_was_counted(&db).await;
+    let pending = db.count(PENDING).await;
+    assert!(pending >= 20, "{pending}");
+    broker.ctl(&["set_vm_memory_high_watermark", "absolute", "2GB"]);
+    assert_goes_out_soon(&db, pending).await;
+    shop.check().await;
+    assert_no_attempt_was_counted(&db).await;
+    assert_eq!(broker_status(&shop.server).await, "up");
+    assert!(shop.server.terminate().await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_queue_refuses_and_is_asked_again() {
+    let broker = rabbit::faulty().await;
+    let db = ground(Engine::Sqlite, &broker).await;
+    let backoff = ["--outbox-backoff-base", "100ms", "--outbox-backoff-max", "200ms", "--outbox-max-attempts", "1000"];
+    let mut shop = shop_on(&db, &backoff).await;
+    let Wire::Rabbit { prefix, .. } = &db.wire else { unreachable!() };
+    shop.server.tell("/v1/consumers/inventory/pause", &json!({})).await;
+    let pattern = format!("^{prefix}.inventory$");
+    broker.ctl(&["set_policy", "full", &pattern, r#"{"max-length":1}"#, "--apply-to", "queues"]);
+    shop.place(30).await;
+    let refused = "SELECT COUNT(*) FROM messaging_outbox WHERE attempts > 0 AND last_error LIKE '%full%'";
+    eventually("refusals", || async { (db.count(refused).await > 0).then_some(()) }).await;
+    broker.ctl(&["clear_policy", "full"]);
+    shop.server.tell("/v1/consumers/inventory/resume", &json!({})).await;
+    shop.check().await;
+    assert!(shop.server.terminate().await);
+}
+
+/// The broker counts deliveries and would give up on messages; an outage of the database must not use them up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_that_goes_away_costs_no_message_on_a_broker() {
+    let postgres = OwnPostgres::start();
+    let url = tokio::task::spawn_blocking(rabbit::url).await.unwrap();
+    let db = TestDb::at(postgres.url()).over(Wire::on(url));
+    let shop = Shop::open(&db, &["--db-acquire-timeout", "1s"]).await;
+    let stranger = Stranger::on(&db).await;
+    postgres.stop();
+    for _ in 0..20 {
+        let (_, event) = foreign_order("A", 1);
+        stranger.publish("order.placed", event.to_string().as_bytes(), BasicProperties::default()).await;
+    }
+    eventually("a consumer in trouble", || async {
+        (shop.server.read("/v1/health").await["loops"]["inventory"]["state"] == "troubled").then_some(())
+    })
+    .await;
+    tokio::time::sleep(Duration::from_secs(4)).await; // several rounds of a consumer that does not wait for it
+    postgres.start_again();
+    eventually("all of them held", || async {
+        (db.count("SELECT COUNT(*) FROM inventory_reservations").await == 20).then_some(())
+    })
+    .await;
+    assert_eq!(shop.server.stock("A").await, (super::STOCK, 20), "each once");
+    assert!(shop.letters().await.is_empty());
+    // Given back once or twice, not once a round: they are not even suspected of killing their consumer.
+    let alone = "SELECT COUNT(*) FROM messaging_inbox WHERE attempts <> 1 OR unfinished_runs <> 0";
+    assert_eq!(db.count(alone).await, 0);
+    assert!(shop.server.terminate().await);
+}

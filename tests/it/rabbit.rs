@@ -1,0 +1,321 @@
+//! What RabbitMQ and its other clients see of Stockade, and what it takes from them.
+
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use lapin::options::{BasicConsumeOptions, BasicPublishOptions, QueueDeclareOptions, QueueDeleteOptions};
+use lapin::types::{AMQPValue, FieldTable};
+use lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
+use serde_json::{Value, json};
+use stockade::clock::mint_id;
+use stockade::messaging::outbox::{self, Entry};
+
+use crate::support::kernel::{KEY, Rig, many, told};
+use crate::support::{App, DEADLINE, Engine, TestDb, Wire, each_database_on_rabbit, eventually};
+
+/// Another program on the same broker.
+pub struct Stranger {
+    prefix: String,
+    channel: Channel,
+    _connection: Connection,
+}
+
+impl Stranger {
+    pub async fn on(db: &TestDb) -> Self {
+        let Wire::Rabbit { url, prefix } = &db.wire else { panic!("no broker") };
+        let connection = Connection::connect(url, ConnectionProperties::default()).await.unwrap();
+        let channel = connection.create_channel().await.unwrap();
+        Self { prefix: prefix.clone(), channel, _connection: connection }
+    }
+
+    fn name(&self, last: &str) -> String {
+        format!("{}.{last}", self.prefix)
+    }
+
+    pub async fn publish(&self, key: &str, body: &[u8], properties: BasicProperties) {
+        let exchange = self.name("events");
+        self.channel
+            .basic_publish(exchange.into(), key.into(), BasicPublishOptions::default(), body, properties)
+            .await
+            .unwrap();
+    }
+
+    async fn delete(&self, queue: &str) {
+        self.channel.queue_delete(self.name(queue).into(), QueueDeleteOptions::default()).await.unwrap();
+    }
+
+    /// The messages of a queue from now on.
+    async fn consume(&self, queue: &str) -> lapin::Consumer {
+        let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
+        self.channel.basic_consume(queue.into(), "".into(), options, FieldTable::default()).await.unwrap()
+    }
+}
+
+async fn next(consumer: &mut lapin::Consumer) -> lapin::message::Delivery {
+    tokio::time::timeout(DEADLINE, consumer.next()).await.expect("a message").unwrap().unwrap()
+}
+
+/// The event of an order that is not ours.
+pub fn foreign_order(sku: &str, quantity: i64) -> (String, Value) {
+    let order_id = mint_id().to_string();
+    let event = json!({
+        "event_id": mint_id(), "occurred_at": "2026-11-16T09:30:00Z", "aggregate_type": "order",
+        "aggregate_id": order_id, "event_type": "placed", "group_id": "00000000-0000-0000-0000-000000000001",
+        "correlation_id": "theirs", "payload": {
+            "order_id": order_id, "order_number": "ORD-00000001", "customer_id": "bob", "currency": "USD",
+            "total_minor": 0, "items": [{ "sku": sku, "quantity": quantity, "unit_price_minor": 0 }],
+        },
+    });
+    (order_id, event)
+}
+
+async fn a_message_carries_every_property_and_header(db: TestDb) {
+    let extra = format!("{}-spy=#", prefix(&db));
+    let app = App::start_with(&db, &["--extra-queues", &extra]).await;
+    app.until_connected().await;
+    let stranger = Stranger::on(&db).await;
+    let mut spied = stranger.consume(&format!("{}-spy", prefix(&db))).await;
+    let order = app.place_and_wait("alice", &[("WIDGET-A", 2)]).await;
+    let message = loop {
+        let message = next(&mut spied).await;
+        if message.routing_key.as_str() == "order.placed" {
+            break message;
+        }
+    };
+    let body: Value = serde_json::from_slice(&message.data).unwrap();
+    let properties = &message.properties;
+    let text = |value: &Option<lapin::types::ShortString>| value.as_ref().map(|text| text.as_str().to_owned());
+    assert_eq!(text(properties.message_id()).as_deref(), body["event_id"].as_str());
+    assert_eq!(text(properties.correlation_id()).as_deref(), order["correlation_id"].as_str());
+    assert_eq!(text(properties.content_type()).as_deref(), Some("application/json"));
+    assert_eq!(text(properties.kind()).as_deref(), Some("order.placed"));
+    assert_eq!(*properties.delivery_mode(), Some(2));
+    assert!(properties.timestamp().is_some());
+    let headers = properties.headers().as_ref().unwrap();
+    let header = |name: &str| match &headers.inner()[name] {
+        AMQPValue::LongString(text) => text.to_string(),
+        other => panic!("{name}: {other:?}"),
+    };
+    for (name, field) in [
+        ("x-event-id", "event_id"),
+        ("x-aggregate-type", "aggregate_type"),
+        ("x-aggregate-id", "aggregate_id"),
+        ("x-event-type", "event_type"),
+        ("x-group-id", "group_id"),
+    ] {
+        assert_eq!(header(name), body[field].as_str().unwrap(), "{name}");
+    }
+    assert_eq!(headers.inner()["x-attempts"], AMQPValue::LongLongInt(0));
+    app.stop().await;
+}
+
+async fn what_strangers_publish_is_taken_if_its_envelope_is_good(db: TestDb) {
+    let app = App::start(&db).await;
+    app.until_connected().await;
+    let stranger = Stranger::on(&db).await;
+    let (order_id, event) = foreign_order("WIDGET-A", 3);
+    for _ in 0..3 {
+        stranger.publish("order.placed", event.to_string().as_bytes(), BasicProperties::default()).await;
+    }
+    let held = app.eventually_list(&format!("/v1/reservations?order_id={order_id}"), 1).await;
+    assert_eq!((&held[0]["state"], &held[0]["lines"][0]["quantity"]), (&json!("held"), &json!(3)));
+    eventually("two duplicates", || async {
+        let rows = app.read("/v1/inbox?consumer=inventory&min_duplicates=2").await;
+        (rows["data"].as_array().unwrap().len() == 1).then_some(())
+    })
+    .await;
+    assert_eq!(app.stock("WIDGET-A").await, (100, 3), "taken once");
+
+    // What cannot be read is filed with its reason, and the broker's record of the rejection.
+    let wrong_type = BasicProperties::default().with_message_id("somebody else".into());
+    let (_, mut typed) = foreign_order("WIDGET-A", 1);
+    typed["payload"]["items"] = json!("none");
+    stranger.publish("order.placed", b"{\"event_id\":", BasicProperties::default()).await;
+    stranger.publish("order.placed", b"{}", BasicProperties::default()).await;
+    stranger.publish("order.placed", typed.to_string().as_bytes(), BasicProperties::default()).await;
+    stranger.publish("order.placed", foreign_order("A", 1).1.to_string().as_bytes(), wrong_type).await;
+    let letters = app.eventually_list("/v1/dead-letters", 4).await;
+    let mut reasons: Vec<&str> = letters.iter().map(|letter| letter["reason"].as_str().unwrap()).collect();
+    reasons.sort_unstable();
+    assert_eq!(reasons, ["id-mismatch", "no-id", "not-json", "schema"]);
+    for letter in &letters {
+        let death = &letter["x_death"][0];
+        assert_eq!((&death["reason"], &death["count"]), (&json!("rejected"), &json!(1)));
+        assert_eq!(death["queue"], json!(stranger.name("inventory")));
+        assert_eq!(letter["event_type"], "order.placed");
+    }
+    assert_eq!(app.place_and_wait("alice", &[("WIDGET-A", 1)]).await["status"], "reserved", "none the worse for it");
+    app.stop().await;
+}
+
+async fn extra_queues_get_what_they_are_bound_to_and_have_dead_letter_queues(db: TestDb) {
+    let names = [format!("{}-analytics", prefix(&db)), format!("{}-erp", prefix(&db))];
+    let extra = format!("{}=#;{}=order.*", names[0], names[1]);
+    let app = App::start_with(&db, &["--extra-queues", &extra]).await;
+    app.until_connected().await;
+    app.place_and_wait("alice", &[("WIDGET-A", 1)]).await;
+    let stranger = Stranger::on(&db).await;
+    let mut all = stranger.consume(&names[0]).await;
+    let mut seen = Vec::new();
+    while !seen.contains(&"inventory.reserved".to_owned()) {
+        seen.push(next(&mut all).await.routing_key.as_str().to_owned());
+    }
+    assert!(seen.contains(&"order.placed".to_owned()));
+    // Rejected by its owner, a message goes to the dead-letter queue and stays there: that is its owner's.
+    let options = BasicConsumeOptions::default();
+    let mut orders = stranger
+        .channel
+        .basic_consume(names[1].as_str().into(), "".into(), options, FieldTable::default())
+        .await
+        .unwrap();
+    let order = next(&mut orders).await;
+    assert_eq!(order.routing_key.as_str(), "order.placed");
+    order.acker.reject(lapin::options::BasicRejectOptions { requeue: false }).await.unwrap();
+    let mut dead = stranger.consume(&format!("{}.dlq", names[1])).await;
+    assert_eq!(next(&mut dead).await.data, order.data);
+    assert!(app.read("/v1/dead-letters").await["data"].as_array().unwrap().is_empty());
+    app.stop().await;
+}
+
+async fn a_deleted_queue_is_declared_again_and_nothing_is_lost(db: TestDb) {
+    let app = App::start_with(&db, &["--outbox-backoff-base", "100ms", "--outbox-backoff-max", "200ms"]).await;
+    app.until_connected().await;
+    assert_eq!(app.place_and_wait("alice", &[("WIDGET-A", 1)]).await["status"], "reserved");
+    app.eventually_list("/v1/notifications", 1).await;
+    let stranger = Stranger::on(&db).await;
+    // Nobody else takes what goes there: it comes back and goes out again.
+    for _ in 0..2 {
+        stranger.delete("inventory").await;
+        assert_eq!(app.place_and_wait("bob", &[("WIDGET-A", 1)]).await["status"], "reserved");
+    }
+    app.eventually_list("/v1/notifications", 3).await;
+    // Others take it, so that nothing comes back, and only the inbox knows what is missing.
+    for count in 4..7 {
+        stranger.delete("notifications").await;
+        app.place("carol", &[("WIDGET-A", 1)]).await;
+        app.eventually_list("/v1/notifications", count).await;
+    }
+    // Deleted with everything in it.
+    app.tell("/v1/consumers/inventory/pause", &json!({})).await;
+    for _ in 0..10 {
+        app.place("dora", &[("WIDGET-A", 1)]).await;
+    }
+    let full = async || (app.read("/v1/queues/inventory").await["depth"] == 10).then_some(());
+    eventually("ten in the queue", full).await;
+    stranger.delete("inventory").await;
+    app.tell("/v1/consumers/inventory/resume", &json!({})).await;
+    app.eventually_list("/v1/notifications", 16).await;
+    assert_eq!(app.stock("WIDGET-A").await, (100, 16), "each once");
+    app.tell("/v1/lab/publish", &json!({ "queue": "inventory", "body": "no json" })).await;
+    app.eventually_list("/v1/dead-letters", 1).await;
+    assert_eq!(app.read("/v1/health").await["outbox"]["dead"], 0);
+    app.stop().await;
+}
+
+async fn a_queue_that_is_not_as_declared_is_told_in_words(db: TestDb) {
+    let stranger = Stranger::on(&db).await;
+    let inventory = stranger.name("inventory");
+    let declare = |name: String, options, arguments| stranger.channel.queue_declare(name.into(), options, arguments);
+    declare(inventory.clone(), QueueDeclareOptions::durable(), FieldTable::default()).await.unwrap();
+    let mut lower = FieldTable::default();
+    lower.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
+    lower.insert("x-delivery-limit".into(), AMQPValue::LongInt(3));
+    declare(stranger.name("orders.dlq"), QueueDeclareOptions::durable(), lower).await.unwrap();
+    let app = App::start(&db).await;
+    let error = eventually("a word on it", || async {
+        let health = app.read("/v1/health").await;
+        let error = health["broker"]["error"].as_str().unwrap_or_default().to_owned();
+        error.contains(&inventory).then_some(error)
+    })
+    .await;
+    assert!(error.contains("its x-dead-letter-exchange is none, Stockade needs"), "{error}");
+    assert!(error.contains("its x-delivery-limit is 3, Stockade needs 1000000"), "both are told at once: {error}");
+    assert!(error.contains(&format!("rabbitmqctl delete_queue {inventory}")), "{error}");
+    assert!(error.contains("STOCKADE_QUEUE_PREFIX"), "{error}");
+    assert_eq!(app.place("alice", &[("WIDGET-A", 1)]).await["status"], "placed", "orders are taken meanwhile");
+    stranger.delete("inventory").await;
+    stranger.delete("orders.dlq").await;
+    app.eventually_list("/v1/notifications", 1).await;
+    app.stop().await;
+}
+
+async fn of_a_pass_only_what_no_queue_took_is_refused(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let stranger = Stranger::on(&db).await;
+    for queue in [&rig.queue, &rig.second_queue] {
+        let exchange = stranger.name("events");
+        stranger
+            .channel
+            .queue_unbind(queue.as_str().into(), exchange.into(), KEY.into(), FieldTable::default())
+            .await
+            .unwrap();
+    }
+    // Side by side, so that the broker confirms lost and taken ones together.
+    let lost = many("note", 32);
+    let taken: Vec<Entry> =
+        (0..32).map(|_| Entry { id: mint_id(), target: rig.queue.clone(), ..Entry::from(&told("note")) }).collect();
+    let mut tx = rig.db.begin().await.unwrap();
+    for (event, entry) in lost.iter().zip(&taken) {
+        outbox::append_events(&mut tx, std::slice::from_ref(event)).await.unwrap();
+        outbox::append_many(&mut tx, std::slice::from_ref(entry)).await.unwrap();
+    }
+    tx.commit().await.unwrap();
+    assert_eq!(rig.relay.try_once().await.unwrap(), 64);
+    let status = async |id| {
+        let mut tx = rig.db.read().await.unwrap();
+        outbox::find(&mut tx, None, id).await.unwrap().unwrap()
+    };
+    for event in &lost {
+        let row = status(event.event_id).await;
+        assert_eq!((row.status.as_str(), row.attempts), ("failed", 1));
+        assert!(row.last_error.unwrap().contains("NO_ROUTE"));
+    }
+    for entry in &taken {
+        assert_eq!(status(entry.id).await.status, "published");
+    }
+    // What stays away is left to its consumer for a second and then declared again, and what was refused goes out.
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    for _ in 0..2 {
+        rig.advance(Duration::from_secs(120)).await;
+        assert_eq!(rig.relay.try_once().await.unwrap(), 32);
+    }
+    rig.settle().await;
+    for event in &lost {
+        assert_eq!((status(event.event_id).await.status.as_str(), rig.effects(event).await), ("published", 1));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn modules_may_run_in_processes_of_their_own() {
+    let db = TestDb::on_rabbit(Engine::Postgres).await;
+    let front = App::start_with(&db, &["--modules", "api,relay,orders"]).await;
+    let back = App::start_with(&db, &["--modules", "inventory,notifications,dead-letters,relay"]).await;
+    front.until_connected().await;
+    front.put_stock("A", 5).await;
+    assert_eq!(front.place_and_wait("alice", &[("A", 1)]).await["status"], "reserved");
+    front.eventually_list("/v1/notifications", 1).await;
+    front.tell("/v1/lab/publish", &json!({ "queue": "orders", "body": "no json" })).await;
+    front.eventually_list("/v1/dead-letters", 1).await;
+    let consumers = front.read("/v1/queues").await;
+    for queue in consumers["data"].as_array().unwrap() {
+        assert_eq!(queue["consumers"], 1, "{queue}");
+    }
+    front.stop().await;
+    back.stop().await;
+}
+
+fn prefix(db: &TestDb) -> &str {
+    match &db.wire {
+        Wire::Rabbit { prefix, .. } => prefix,
+        Wire::Table => panic!("no broker"),
+    }
+}
+
+each_database_on_rabbit!(
+    a_message_carries_every_property_and_header,
+    what_strangers_publish_is_taken_if_its_envelope_is_good,
+    extra_queues_get_what_they_are_bound_to_and_have_dead_letter_queues,
+    a_deleted_queue_is_declared_again_and_nothing_is_lost,
+    a_queue_that_is_not_as_declared_is_told_in_words,
+    of_a_pass_only_what_no_queue_took_is_refused,
+);
