@@ -21,8 +21,14 @@ macro_rules! migrations {
     };
 }
 
-const MIGRATIONS: [(i64, &str, &str, &str); 4] =
-    migrations![1 "0001_messaging", 2 "0002_orders", 3 "0003_inventory", 4 "0004_notifications"];
+const MIGRATIONS: [(i64, &str, &str, &str); 6] = migrations![
+    1 "0001_messaging",
+    2 "0002_orders",
+    3 "0003_inventory",
+    4 "0004_notifications",
+    20 "0020_messaging",
+    21 "0021_orders",
+];
 
 pub(super) async fn run(engine: &Engine) -> Result<(), MigrateError> {
     match engine {

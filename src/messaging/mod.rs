@@ -19,6 +19,7 @@
 //! | a crash at any named point loses and doubles nothing | `crashes::*` |
 //! | poison is filed with its bytes and reason | `consumers::poison_is_filed_verbatim_with_its_reason` |
 
+pub mod actions;
 pub mod consumer;
 pub mod dead_letters;
 pub mod event;

@@ -1,5 +1,7 @@
-//! The operator's API: queues and consumers, inbox, outbox, dead letters, and the fault lab.
+//! The operator's API: queues and consumers, inbox, outbox, dead letters, redrives and replays, who did what, and the
+//! fault lab.
 
+pub mod actions;
 pub mod dead_letters;
 pub mod inbox;
 pub mod lab;
@@ -25,4 +27,5 @@ pub fn routes() -> OpenApiRouter<Operations> {
         .merge(inbox::routes())
         .merge(outbox::routes())
         .merge(dead_letters::routes())
+        .merge(actions::routes())
 }

@@ -1,5 +1,6 @@
 //! The API from outside, on each database.
 
+mod dead_letters;
 mod operations;
 mod orders;
 mod probes;
