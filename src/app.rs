@@ -26,9 +26,10 @@ use crate::messaging::health::Health;
 use crate::messaging::office::{Office, Sender};
 use crate::messaging::pause::Pauses;
 use crate::messaging::relay::Relay;
+use crate::messaging::retention::{self, Retention, Sweep};
 use crate::messaging::transport::table::TableQueue;
 use crate::messaging::transport::{Binding, Topology, Transport};
-use crate::messaging::{Kernel, Origin, Reaction};
+use crate::messaging::{Kernel, Origin, Reaction, jobs};
 use crate::notifications::reactions::Notifications;
 use crate::numbers::Numbers;
 use crate::operations::{self, Operations, lab};
@@ -154,7 +155,8 @@ impl Builder {
             wait_max: settings.http_request_timeout.mul_f64(5.0 / 6.0),
             draining: draining.clone(),
         };
-        let operations = Operations { kernel: kernel.clone(), topology: Arc::new(topology) };
+        let topology = Arc::new(topology);
+        let operations = Operations { kernel: kernel.clone(), topology: topology.clone() };
         let probes = Probes { kernel: kernel.clone(), draining: draining.clone() };
         let mut document = openapi();
         let mut router = Router::from(probes::routes().with_state(probes));
@@ -169,6 +171,17 @@ impl Builder {
         }
         let router = http::finish(router, document, &settings.http_limits());
         let lifecycle = Lifecycle::new().context("cannot start the threads that do the work")?;
+        if settings.runs(Part::Relay) {
+            let jobs = jobs::Runner::new(kernel.clone(), topology);
+            lifecycle.spawn(Stage::Work, jobs::NAME, |stop| jobs.run(stop));
+            let keys = Sweep {
+                name: "idempotency keys",
+                keep: settings.idempotency_ttl,
+                sweep: |tx, before, limit| Box::pin(orders::store::forget_keys(tx, before, limit)),
+            };
+            let retention = Retention::new(kernel.clone(), vec![keys]);
+            lifecycle.spawn(Stage::Work, retention::NAME, |stop| retention.run(stop));
+        }
         spawn_all(&lifecycle, &kernel, &settings, self.members, clerk, listener, router);
         Ok(Running { address, kernel, lifecycle, draining, settings })
     }

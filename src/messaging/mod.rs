@@ -6,7 +6,9 @@
 //! - [`transport`] carries them at least once;
 //! - [`consumer`] hands batches to a reaction, with the [`inbox`] row and the effect in one commit, then acks;
 //! - what fails for now is retried through the outbox ([`retry`]); what fails for good is rejected to the
-//!   dead-letter queue, and [`office`] files it in SQL ([`dead_letters`]).
+//!   dead-letter queue, and [`office`] files it in SQL ([`dead_letters`]);
+//! - what is old is moved out of the way ([`retention`]);
+//! - what an operator sends again goes out at a rate ([`jobs`]), and what operators did is kept ([`actions`]).
 //!
 //! Promises, and the tests in `tests/it` that hold them:
 //!
@@ -26,10 +28,12 @@ pub mod event;
 pub mod faults;
 pub mod health;
 pub mod inbox;
+pub mod jobs;
 pub mod office;
 pub mod outbox;
 pub mod pause;
 pub mod relay;
+pub mod retention;
 pub mod retry;
 pub mod transport;
 
@@ -42,6 +46,7 @@ pub use event::{Event, Message, Origin};
 use faults::Faults;
 use health::Health;
 use pause::Pauses;
+use retention::Keep;
 use retry::Backoff;
 use transport::Transport;
 
@@ -122,6 +127,7 @@ pub struct Tuning {
     pub poll: Duration,
     pub retry: Backoff,
     pub event_bytes_max: usize,
+    pub keep: Keep,
 }
 
 impl Tuning {

@@ -52,13 +52,18 @@ impl Why {
     }
 
     pub(super) fn checked(self) -> Result<Option<String>, Problem> {
-        match &self.reason {
-            Some(reason) if !is_plain_text(reason, REASON_CHARS_MAX) || reason.trim().is_empty() => {
-                let detail = format!("must be one line of 1 to {REASON_CHARS_MAX} characters");
-                Err(Problem::validation(vec![FieldError { pointer: "/reason".to_owned(), detail }]))
-            }
-            _ => Ok(self.reason),
+        checked_text("/reason", self.reason)
+    }
+}
+
+/// A line of text that people are to read.
+pub(super) fn checked_text(pointer: &str, text: Option<String>) -> Result<Option<String>, Problem> {
+    match &text {
+        Some(line) if !is_plain_text(line, REASON_CHARS_MAX) || line.trim().is_empty() => {
+            let detail = format!("must be one line of 1 to {REASON_CHARS_MAX} characters");
+            Err(Problem::validation(vec![FieldError { pointer: pointer.to_owned(), detail }]))
         }
+        _ => Ok(text),
     }
 }
 

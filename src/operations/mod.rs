@@ -4,9 +4,12 @@
 pub mod actions;
 pub mod dead_letters;
 pub mod inbox;
+mod jobs;
 pub mod lab;
 pub mod outbox;
 pub mod queues;
+pub mod redrives;
+pub mod replays;
 
 use std::sync::Arc;
 
@@ -27,5 +30,7 @@ pub fn routes() -> OpenApiRouter<Operations> {
         .merge(inbox::routes())
         .merge(outbox::routes())
         .merge(dead_letters::routes())
+        .merge(redrives::routes())
+        .merge(replays::routes())
         .merge(actions::routes())
 }

@@ -208,6 +208,13 @@ pub async fn list(tx: &mut Tx, query: Query) -> sqlx::Result<Vec<LetterRow>> {
     Ok(fetch_page!(tx, filter, Columns)?.into_iter().map(LetterRow::from).collect())
 }
 
+/// The same, of those that also meet a condition on `l`.
+pub(super) async fn list_where(tx: &mut Tx, query: Query, condition: &'static str) -> sqlx::Result<Vec<LetterRow>> {
+    let limit = query.limit;
+    let filter = query.narrow(Filter::new(SELECT_ROWS)).and(condition, []).page("l.id DESC", limit);
+    Ok(fetch_page!(tx, filter, Columns)?.into_iter().map(LetterRow::from).collect())
+}
+
 /// Letters that are likely to have one cause.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize, utoipa::ToSchema)]
 pub struct Group {

@@ -1,6 +1,7 @@
 //! The API from outside, on each database.
 
 mod dead_letters;
+mod jobs;
 mod operations;
 mod orders;
 mod probes;
