@@ -14,6 +14,7 @@ mod inbox;
 mod jobs;
 mod loyalty;
 mod openapi;
+mod operating;
 mod outbox;
 mod retention;
 mod smoke;
