@@ -1,6 +1,7 @@
 //! The tests that need a database, a server or a process of their own.
 
 mod architecture;
+mod bench;
 mod chaos;
 mod cli;
 mod compose;

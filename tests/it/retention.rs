@@ -234,7 +234,7 @@ async fn one_instance_works_at_a_time(db: TestDb) {
         stockade::on!(busy, c => sqlx::query("SELECT pg_advisory_xact_lock(125780069804398)").execute(c).await.map(drop))
             .unwrap();
         assert_eq!(pass(&rig).await, Swept::default());
-        drop(busy);
+        busy.commit().await.unwrap();
     }
     let (left, right) = tokio::join!(pass(&rig), pass(&rig));
     assert_eq!(left.outbox + right.outbox, 3);
