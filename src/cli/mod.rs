@@ -2,11 +2,17 @@
 
 mod bench;
 mod client;
+mod dead_letters;
 mod demo;
 mod exit;
 mod healthcheck;
+mod jobs;
+mod redrive;
+mod remote;
+mod replay;
 mod scratch;
 mod serve;
+mod table;
 
 use std::process::ExitCode;
 
@@ -46,6 +52,12 @@ enum Command {
     Bench(bench::Bench),
     /// See a promise kept: what is done, what to look at, and the figures that prove it.
     Demo(demo::Demo),
+    /// See what was given up on and why, send it back, put it aside.
+    DeadLetters(dead_letters::DeadLetters),
+    /// Send dead letters back in bulk, at a rate, and see how far it has come.
+    Redrive(redrive::Redrive),
+    /// Send published events again; what was applied is skipped.
+    Replay(replay::Replay),
     /// Ask a server whether it is ready; the exit code tells.
     Healthcheck(healthcheck::Healthcheck),
     /// Print the OpenAPI document.
@@ -71,6 +83,9 @@ pub fn main() -> ExitCode {
             Command::Migrate(migrate) => migrate.run().await,
             Command::Bench(bench) => bench.run().await,
             Command::Demo(demo) => demo.run().await,
+            Command::DeadLetters(dead_letters) => dead_letters.run().await,
+            Command::Redrive(redrive) => redrive.run().await,
+            Command::Replay(replay) => replay.run().await,
             Command::Healthcheck(healthcheck) => healthcheck.run().await,
             Command::Openapi => print_openapi(),
         }

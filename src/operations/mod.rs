@@ -1,10 +1,15 @@
-//! The operator's API: queues and consumers, inbox, outbox, dead letters, and the fault lab.
+//! The operator's API: queues and consumers, inbox, outbox, dead letters, redrives and replays, who did what, and the
+//! fault lab.
 
+pub mod actions;
 pub mod dead_letters;
 pub mod inbox;
+mod jobs;
 pub mod lab;
 pub mod outbox;
 pub mod queues;
+pub mod redrives;
+pub mod replays;
 
 use std::sync::Arc;
 
@@ -25,4 +30,7 @@ pub fn routes() -> OpenApiRouter<Operations> {
         .merge(inbox::routes())
         .merge(outbox::routes())
         .merge(dead_letters::routes())
+        .merge(redrives::routes())
+        .merge(replays::routes())
+        .merge(actions::routes())
 }

@@ -40,7 +40,18 @@ async fn the_pipeline_runs_without_what_not_every_order_goes_through(db: TestDb)
     assert_eq!(db.count("SELECT count(*) FROM ledger_orders").await, 0);
 }
 
+async fn a_run_on_a_database_with_rows_and_a_held_snapshot_is_verified(db: TestDb) {
+    let args = ["--orders", "40", "--concurrency", "8", "--published", "3000", "--hold-snapshot", "--json"];
+    let output = bench(&[&args[..], &["--database-url", &db.url]].concat()).await;
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report = report(&output);
+    assert_eq!((&report["orders"], &report["verified"]), (&40.into(), &true.into()));
+    let yesterday = "SELECT count(*) FROM messaging_outbox WHERE status = 'published' AND aggregate_type = 'order'";
+    assert_eq!(db.count(yesterday).await, 3040, "beside the orders' own");
+}
+
 each_database!(
+    a_run_on_a_database_with_rows_and_a_held_snapshot_is_verified,
     the_mix_takes_every_order_to_its_end_and_verifies_it,
     the_pipeline_runs_without_what_not_every_order_goes_through,
 );

@@ -7,6 +7,7 @@
 //! Everything is real: the server (its own, in this process, unless `--url` names another), the sockets, the
 //! durable database. The end state is verified by SQL, and a run that fails it exits non-zero.
 
+mod fill;
 mod load;
 mod usage;
 mod verify;
@@ -59,6 +60,14 @@ pub struct Bench {
     /// --url must hold orders for half a minute at most.
     #[arg(long)]
     mix: bool,
+
+    /// Begin with so many outbox rows published a day ago, as after a busy day. Only with a server of its own.
+    #[arg(long, default_value_t = 0, conflicts_with = "url")]
+    published: i64,
+
+    /// Hold a transaction open while it runs, as a forgotten session would. Postgres cuts it off after a minute.
+    #[arg(long)]
+    hold_snapshot: bool,
 
     /// A running server; without it, one is started in this process.
     #[arg(long)]
@@ -162,7 +171,11 @@ impl Bench {
             (None, Some(server)) => format!("http://{}", server.address),
             (None, None) => unreachable!("a server is given or started"),
         };
+        if let Some(server) = &server {
+            fill::publish_yesterday(&server.kernel.db, self.published).await?;
+        }
         let db = Db::open_read_only(&Options::new(&database_url), Clock::System).await?;
+        let held = if self.hold_snapshot { Some(fill::hold_snapshot(&db).await?) } else { None };
         let mut reports = Vec::new();
         for round in 1..=self.rounds {
             let report = self.round(&url, &db, server.is_some(), round).await?;
@@ -171,6 +184,7 @@ impl Bench {
             }
             reports.push(report);
         }
+        drop(held);
         db.close().await;
         if let Some(server) = server {
             let transport = server.kernel.transport.clone();
