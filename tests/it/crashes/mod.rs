@@ -74,9 +74,10 @@ impl<'a> Shop<'a> {
         let waiting = "SELECT (SELECT COUNT(*) FROM messaging_queue)
              + (SELECT COUNT(*) FROM messaging_outbox WHERE status <> 'published')
              + (SELECT COUNT(*) FROM messaging_inbox WHERE state NOT IN ('processed', 'dead'))";
-        let unmet = "SELECT (SELECT COUNT(*) FROM messaging_outbox
+        let unmet = "SELECT 2 * (SELECT COUNT(*) FROM messaging_outbox
                  WHERE kind = 'event' AND aggregate_type = 'order' AND event_type = 'placed')
-             - (SELECT COUNT(*) FROM messaging_inbox WHERE consumer = 'inventory' AND event_type = 'order.placed')
+             - (SELECT COUNT(*) FROM messaging_inbox
+                 WHERE consumer IN ('inventory', 'ledger') AND event_type = 'order.placed')
              + 2 * (SELECT COUNT(*) FROM messaging_outbox WHERE kind = 'event' AND aggregate_type = 'inventory')
              - (SELECT COUNT(*) FROM messaging_inbox
                  WHERE consumer IN ('orders', 'notifications') AND event_type LIKE 'inventory.%')";
