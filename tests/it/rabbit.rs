@@ -289,7 +289,7 @@ async fn of_a_pass_only_what_no_queue_took_is_refused(db: TestDb) {
 async fn modules_may_run_in_processes_of_their_own() {
     let db = TestDb::on_rabbit(Engine::Postgres).await;
     let front = App::start_with(&db, &["--modules", "api,relay,orders"]).await;
-    let back = App::start_with(&db, &["--modules", "inventory,notifications,dead-letters,relay"]).await;
+    let back = App::start_with(&db, &["--modules", "inventory,notifications,ledger,dead-letters,relay"]).await;
     front.until_connected().await;
     front.put_stock("A", 5).await;
     assert_eq!(front.place_and_wait("alice", &[("A", 1)]).await["status"], "reserved");
