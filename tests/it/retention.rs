@@ -276,7 +276,15 @@ async fn a_memory_that_is_too_short_is_refused_with_the_sum() {
     let sum =
         ["--inbox-retention", "9d", "--dlq-retention", "5d", "--archive-retention", "4d", "--outbox-retention", "3d"];
     let said = refused(&sum).unwrap_err();
-    for term in ["is 9d,", " 5d  dead letters", " 4d  replays", "51m 10s  publishing", "50s  retries", "9d 52m"] {
+    for term in [
+        "is 9d,",
+        " 5d  dead letters",
+        " 4d  replays",
+        "51m 10s  publishing",
+        "50s  retries",
+        "15m  waiting",
+        "9d 1h 7m",
+    ] {
         assert!(said.contains(term), "{term:?} in {said}");
     }
     assert!(refused(&["--archive-retention", "1d"]).unwrap_err().contains("STOCKADE_OUTBOX_RETENTION"));
