@@ -32,6 +32,7 @@ use crate::messaging::transport::{Binding, Topology, Transport};
 use crate::messaging::{Kernel, Origin, Reaction};
 use crate::notifications::reactions::Notifications;
 use crate::numbers::Numbers;
+use crate::operations::metrics::{ProcessedRows, Scrape};
 use crate::operations::{self, Operations, lab};
 use crate::orders::desk::{Clerk, Desk};
 use crate::orders::http::OrdersApi;
@@ -161,19 +162,27 @@ impl Builder {
         let operations = Operations { kernel: kernel.clone(), topology: Arc::new(topology) };
         let probes = Probes { kernel: kernel.clone(), draining: draining.clone() };
         let mut document = openapi();
-        let mut router = Router::from(probes::routes().with_state(probes));
+        let processed = ProcessedRows::default();
+        let scrape = Scrape {
+            operations: operations.clone(),
+            token: settings.metrics_token.clone(),
+            processed: processed.clone(),
+        };
+        let mut router = Router::from(probes::routes().with_state(probes))
+            .merge(Router::from(operations::metrics::routes().with_state(scrape)));
         // A process without the API still answers its probes.
         if settings.runs(Part::Api) {
-            router = router.merge(api_router(&kernel, orders, operations, self.demo));
+            router = router.merge(api_router(&kernel, orders, operations.clone(), self.demo));
             for routes in self.routes {
                 let (extra, extra_document) = routes(&db).split_for_parts();
                 router = router.merge(extra);
                 document.merge(extra_document);
             }
         }
-        let router = http::finish(router, document, &settings.http_limits());
+        let router = http::finish(router, document, &settings.http_limits(), db.metrics());
         let lifecycle = Lifecycle::new().context("cannot start the threads that do the work")?;
         spawn_all(&lifecycle, &kernel, &settings, self.members, clerk, listener, router);
+        lifecycle.spawn(Stage::Helpers, "recount", |stop| until(stop, processed.follow(operations)));
         Ok(Running { address, kernel, lifecycle, draining, settings })
     }
 }
@@ -209,6 +218,7 @@ pub fn openapi() -> OpenApi {
         operations::routes().into_openapi(),
         lab::routes().into_openapi(),
         probes::routes().into_openapi(),
+        operations::metrics::routes().into_openapi(),
     ])
 }
 

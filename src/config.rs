@@ -69,6 +69,10 @@ pub struct Settings {
     #[arg(long, env = "STOCKADE_INSECURE_NO_AUTH")]
     pub insecure_no_auth: bool,
 
+    /// What `/v1/metrics` asks of callers, as `x-metrics-token` or as a Bearer token; open to anybody if not set.
+    #[arg(long, env = "METRICS_TOKEN", hide_env_values = true)]
+    pub metrics_token: Option<String>,
+
     /// Connections to Postgres.
     #[arg(long, env = "STOCKADE_DB_MAX_CONNECTIONS", default_value_t = 20)]
     pub db_max_connections: u32,

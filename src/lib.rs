@@ -11,6 +11,7 @@ pub mod http;
 pub mod inventory;
 pub mod lifecycle;
 pub mod messaging;
+pub mod metrics;
 pub mod notifications;
 pub mod numbers;
 pub mod operations;

@@ -21,8 +21,9 @@ macro_rules! migrations {
     };
 }
 
-const MIGRATIONS: [(i64, &str, &str, &str); 4] =
-    migrations![1 "0001_messaging", 2 "0002_orders", 3 "0003_inventory", 4 "0004_notifications"];
+const MIGRATIONS: [(i64, &str, &str, &str); 5] = migrations![
+    1 "0001_messaging", 2 "0002_orders", 3 "0003_inventory", 4 "0004_notifications", 30 "0030_messaging"
+];
 
 pub(super) async fn run(engine: &Engine) -> Result<(), MigrateError> {
     match engine {

@@ -38,6 +38,7 @@ pub async fn reserve_many(tx: &mut Tx, batch: &[&Message<OrderPlaced>], numbers:
     }));
     let mut reservations = Vec::new();
     let mut events = Vec::with_capacity(demands.len());
+    let mut told = Told::default();
     for (message, demand) in &demands {
         match shelf.reserve(&message.event.group_id, demand) {
             Decision::Reserved => {
@@ -50,9 +51,11 @@ pub async fn reserve_many(tx: &mut Tx, batch: &[&Message<OrderPlaced>], numbers:
                     lines: demand.lines().map(|(sku, quantity)| (sku.clone(), quantity)).collect(),
                 };
                 events.push(reserved_event(message, &reservation, now));
+                told.push(message, || format!("RESERVED {} as {}", message.fact.order_number, reservation.number));
                 reservations.push(reservation);
             }
             Decision::Failed { reason, shortages } => {
+                told.push(message, || format!("REJECTED {}: {reason}", message.fact.order_number));
                 let failed = InventoryFailed { order_id: message.fact.order_id, reason, shortages };
                 let id = message.fact.order_id.to_string();
                 events.push(Event::new(FAILED, id, message.event.begets(), now, &failed));
@@ -62,7 +65,28 @@ pub async fn reserve_many(tx: &mut Tx, batch: &[&Message<OrderPlaced>], numbers:
     if !reservations.is_empty() {
         store::hold(tx, &shelf.into_taken(), &reservations, now).await?;
     }
-    outbox::append_events(tx, &events).await
+    outbox::append_events(tx, &events).await?;
+    tx.after_commit(move || told.tell());
+    Ok(())
+}
+
+/// What the log is to say of orders once it is true: a line each that reads alone.
+#[derive(Default)]
+struct Told(Vec<(Uuid, Uuid, String, String)>);
+
+impl Told {
+    fn push(&mut self, message: &Message<OrderPlaced>, line: impl FnOnce() -> String) {
+        if tracing::enabled!(tracing::Level::INFO) {
+            let event = &message.event;
+            self.0.push((message.fact.order_id, event.event_id, event.correlation_id.clone(), line()));
+        }
+    }
+
+    fn tell(self) {
+        for (order_id, event_id, correlation_id, line) in self.0 {
+            tracing::info!(order.id = %order_id, event.id = %event_id, correlation.id = correlation_id, "{line}");
+        }
+    }
 }
 
 fn reserved_event(message: &Message<OrderPlaced>, reservation: &NewReservation, now: Timestamp) -> Event {

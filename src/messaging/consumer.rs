@@ -21,7 +21,7 @@ use super::health::{LoopState, Pulse};
 use super::inbox::{self, Action, Arrival, Effect, Mark, Met, State};
 use super::outbox::{self, Entry};
 use super::transport::{Delivery, Subscription, Tag, TransportError, Way};
-use super::{Kernel, Outcome, Pace, Patience, Reaction};
+use super::{Kernel, Outcome, Pace, Patience, Reaction, tally};
 use crate::clock::mint_id;
 use crate::db::{Trouble, Tx};
 
@@ -67,6 +67,17 @@ enum Settle {
     Ack,
     AckRetry,
     Reject,
+}
+
+impl Settle {
+    fn result_of(self, outcome: &Outcome) -> tally::Result {
+        match (self, outcome) {
+            (Self::Ack, _) => tally::Result::Done,
+            (Self::AckRetry, _) => tally::Result::Retried,
+            (Self::Reject, Outcome::Reject { reason, .. }) => tally::Result::Rejected(reason),
+            (Self::Reject, _) => tally::Result::Rejected("retries-exhausted"),
+        }
+    }
 }
 
 /// Why a batch did not commit.
@@ -197,6 +208,7 @@ impl<R: Reaction> Consumer<R> {
             return Ok((0, Vec::new()));
         }
         let tags: Vec<Tag> = deliveries.iter().map(|delivery| delivery.tag).collect();
+        let started = tokio::time::Instant::now();
         let settled = {
             let work = self.work_off(deliveries);
             tokio::select! {
@@ -205,8 +217,12 @@ impl<R: Reaction> Consumer<R> {
             }
         };
         match settled {
-            Ok(settled) => Ok((count, self.settle(subscription, settled).await?)),
+            Ok(settled) => {
+                self.kernel.db.metrics().observe_handling(R::NAME, started.elapsed());
+                Ok((count, self.settle(subscription, settled).await?))
+            }
             Err(error) => {
+                self.kernel.db.metrics().db_busy.inc();
                 // Put it back at once rather than let the lease run out; what was committed of it is a duplicate then.
                 // Nothing is to come to this subscription again, least of all what goes back.
                 subscription.wind_down().await;
@@ -232,6 +248,7 @@ impl<R: Reaction> Consumer<R> {
                         "DEAD LETTER {}: {unreadable}",
                         R::NAME,
                     );
+                    tally::rejected(self.kernel.db.metrics(), R::NAME, unreadable.code);
                     settled.push((delivery.tag, Settle::Reject));
                 }
                 Ok(message) => {
@@ -281,7 +298,10 @@ impl<R: Reaction> Consumer<R> {
         let mut reruns = 0;
         loop {
             match self.attempt(items).await {
-                Err(Failure::Database(error)) if reruns < reruns_worth(&error) => reruns += 1,
+                Err(Failure::Database(error)) if reruns < reruns_worth(&error) => {
+                    self.kernel.db.metrics().db_serialization_retries.inc();
+                    reruns += 1;
+                }
                 ended => return ended,
             }
         }
@@ -303,6 +323,7 @@ impl<R: Reaction> Consumer<R> {
         settled.extend(decided);
         if !plan.duplicates.is_empty() {
             inbox::count_duplicates(&mut tx, R::NAME, &plan.duplicates).await?;
+            tally::duplicates_on_commit(&mut tx, R::NAME, plan.duplicates);
         }
         self.kernel.faults.reach("consumer.before_commit", R::NAME);
         tx.commit().await?;
@@ -389,6 +410,8 @@ impl<R: Reaction> Consumer<R> {
             inbox::mark_many(tx, R::NAME, &marks, now).await?;
             outbox::append_many(tx, &retries).await?;
         }
+        let results = settled.iter().map(|(_, settle)| *settle).zip(outcomes);
+        tally::on_commit(tx, R::NAME, results.map(|(settle, outcome)| settle.result_of(outcome)));
         Ok(settled)
     }
 

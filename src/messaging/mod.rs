@@ -30,6 +30,7 @@ pub mod outbox;
 pub mod pause;
 pub mod relay;
 pub mod retry;
+mod tally;
 pub mod transport;
 
 use std::future::Future;

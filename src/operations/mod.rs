@@ -1,10 +1,12 @@
-//! The operator's API: queues and consumers, inbox, outbox, dead letters, and the fault lab.
+//! The operator's API: queues and consumers, inbox, outbox, dead letters, metrics, and the fault lab.
 
 pub mod dead_letters;
 pub mod inbox;
 pub mod lab;
+pub mod metrics;
 pub mod outbox;
 pub mod queues;
+pub mod timeline;
 
 use std::sync::Arc;
 
@@ -25,4 +27,5 @@ pub fn routes() -> OpenApiRouter<Operations> {
         .merge(inbox::routes())
         .merge(outbox::routes())
         .merge(dead_letters::routes())
+        .merge(timeline::routes())
 }

@@ -112,6 +112,7 @@ impl Clerk {
                 Err(error) if Trouble::of(&error).is_passing() => {
                     // Nobody's fault in particular, and halving would only knock more often: all hear of it.
                     let (trouble, cause) = (Trouble::of(&error), error.to_string());
+                    self.db.metrics().db_busy.inc();
                     self.pulse.troubled(cause.clone(), self.db.clock().now());
                     let answer = || Err(OrderError::GroupFailed { trouble, cause: cause.clone() });
                     answer_all(group, std::iter::repeat_with(answer));
@@ -131,7 +132,10 @@ impl Clerk {
         let mut reruns = 0;
         loop {
             match self.place_once(tx?, submissions).await {
-                Err(error) if reruns < RERUNS_MAX && worth_a_rerun(&error) => reruns += 1,
+                Err(error) if reruns < RERUNS_MAX && worth_a_rerun(&error) => {
+                    self.db.metrics().db_serialization_retries.inc();
+                    reruns += 1;
+                }
                 ended => return ended,
             }
             tx = self.db.begin().await;

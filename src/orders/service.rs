@@ -8,6 +8,7 @@ use super::error::OrderError;
 use super::events::PLACED;
 use super::model::{Order, OrderId, Placing, Request, Status};
 use super::store::{self, Key, KeyUse};
+use crate::clock::Timestamp;
 use crate::db::Tx;
 use crate::messaging::{Event, Origin, outbox};
 use crate::numbers::Numbers;
@@ -132,7 +133,21 @@ pub async fn answer_many(tx: &mut Tx, answers: &[Answer]) -> sqlx::Result<()> {
     let now = tx.now();
     store::answer_many(tx, answers, now).await?;
     tx.ring_on_commit(BELL);
+    time_on_commit(tx, answers);
     Ok(())
+}
+
+/// Times answered orders from their placing, which their ids tell: they are minted with the order.
+fn time_on_commit(tx: &mut Tx, answers: &[Answer]) {
+    let placed_at = |answer: &Answer| Some(answer.order_id.0.get_timestamp()?.to_unix());
+    let took: Vec<f64> = answers
+        .iter()
+        .filter_map(placed_at)
+        .map(|(seconds, nanos)| Timestamp::from_millis((seconds * 1000 + u64::from(nanos) / 1_000_000).cast_signed()))
+        .map(|placed_at| tx.now().since(placed_at).as_secs_f64())
+        .collect();
+    let metrics = tx.metrics().clone();
+    tx.after_commit(move || took.into_iter().for_each(|took| metrics.orders_end_to_end.observe(took)));
 }
 
 /// Finds an order by its uuid or its number.

@@ -101,7 +101,30 @@ impl Entry {
 /// Adds facts to be published once this transaction commits.
 pub async fn append_events(tx: &mut Tx, events: &[Event]) -> sqlx::Result<()> {
     let entries: Vec<Entry> = events.iter().map(Entry::from).collect();
-    append_many(tx, &entries).await
+    append_many(tx, &entries).await?;
+    count_on_commit(tx, events);
+    Ok(())
+}
+
+/// A batch has few types, so that a look through the list is the quickest way to sum them up.
+fn count_on_commit(tx: &mut Tx, events: &[Event]) {
+    let mut counts: Vec<(&Event, u64)> = Vec::new();
+    for event in events {
+        let alike = |(known, _): &&mut (&Event, u64)| {
+            known.event_type == event.event_type && known.aggregate_type == event.aggregate_type
+        };
+        match counts.iter_mut().find(alike) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((event, 1)),
+        }
+    }
+    let counts: Vec<(String, u64)> = counts.into_iter().map(|(event, count)| (event.routing_key(), count)).collect();
+    let metrics = tx.metrics().clone();
+    tx.after_commit(move || {
+        for (key, count) in counts {
+            metrics.events.get_or_create(&[("event_type", key)]).inc_by(count);
+        }
+    });
 }
 
 /// Adds rows, and has the relay woken when this transaction commits. Where the queues are tables of this database,
@@ -183,6 +206,8 @@ dialects! {
 pub struct Backlog {
     pub pending: i64,
     pub dead: i64,
+    /// The most refusals that a row still to go out has met.
+    pub attempts_max: i32,
     pub oldest_due_ms: Option<i64>,
 }
 

@@ -229,14 +229,15 @@ pub async fn settle_many(
 }
 
 pub async fn backlog(c: &mut SqliteConnection, now: Timestamp) -> sqlx::Result<Backlog> {
-    let (pending, dead, oldest_due_ms) = sqlx::query_as(
+    let (pending, dead, attempts_max, oldest_due_ms) = sqlx::query_as(
         "SELECT (SELECT count(*) FROM messaging_outbox WHERE status IN ('pending', 'failed')),
                 (SELECT count(*) FROM messaging_outbox WHERE status = 'dead'),
+                (SELECT COALESCE(max(attempts), 0) FROM messaging_outbox WHERE status IN ('pending', 'failed')),
                 (SELECT $1 - min(available_at)
                  FROM messaging_outbox WHERE status IN ('pending', 'failed') AND available_at <= $1)",
     )
     .bind(now)
     .fetch_one(c)
     .await?;
-    Ok(Backlog { pending, dead, oldest_due_ms })
+    Ok(Backlog { pending, dead, attempts_max, oldest_due_ms })
 }

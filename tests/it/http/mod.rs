@@ -1,7 +1,9 @@
 //! The API from outside, on each database.
 
+mod metrics;
 mod operations;
 mod orders;
 mod probes;
 mod problems;
 mod stock;
+mod timeline;
