@@ -19,6 +19,7 @@ use crate::http::caller::DEFAULT_GROUP;
 use crate::http::probes::{self, Probes};
 use crate::inventory::reactions::Inventory;
 use crate::inventory::service::Change;
+use crate::ledger::reactions::Ledger;
 use crate::lifecycle::{Lifecycle, Stage};
 use crate::messaging::consumer::{Consumer, read_delivery};
 use crate::messaging::faults::Faults;
@@ -29,15 +30,17 @@ use crate::messaging::relay::Relay;
 use crate::messaging::transport::rabbit::Rabbit;
 use crate::messaging::transport::table::TableQueue;
 use crate::messaging::transport::{Binding, Topology, Transport};
-use crate::messaging::{Kernel, Origin, Reaction};
+use crate::messaging::{Kernel, Origin, Reaction, mending};
 use crate::notifications::reactions::Notifications;
 use crate::numbers::Numbers;
+use crate::operations::audit::{self, Audits, Report, Scope};
 use crate::operations::metrics::{ProcessedRows, Scrape};
 use crate::operations::{self, Operations, lab};
 use crate::orders::desk::{Clerk, Desk};
+use crate::orders::expiry::{self, Expiry};
 use crate::orders::http::OrdersApi;
 use crate::orders::reactions::Orders;
-use crate::{http, inventory, notifications, orders};
+use crate::{http, inventory, ledger, notifications, orders};
 
 /// What is on the shelves of a fresh embedded store.
 const DEMO_STOCK: [(&str, i64); 4] = [("WIDGET-A", 100), ("WIDGET-B", 50), ("WIDGET-C", 25), ("GADGET-X", 10)];
@@ -79,9 +82,10 @@ impl Member {
 impl Builder {
     pub fn new(settings: Settings) -> Self {
         let members = vec![
-            Member::of(Orders, settings.runs(Part::Orders)),
+            Member::of(Orders { hold: settings.hold_time }, settings.runs(Part::Orders)),
             Member::of(Inventory { numbers: Arc::new(Numbers::new("RES")) }, settings.runs(Part::Inventory)),
             Member::of(Notifications, settings.runs(Part::Notifications)),
+            Member::of(Ledger, settings.runs(Part::Ledger)),
         ];
         Self { settings, demo: false, clock: Clock::System, members, schemas: Vec::new(), routes: Vec::new() }
     }
@@ -132,6 +136,7 @@ impl Builder {
             Some(options) => Transport::Rabbit(Rabbit::try_new(options).map_err(anyhow::Error::msg)?),
         };
         transport.declare(&topology).await.context("cannot declare the queues")?;
+        audit::remember_bindings(&db, &topology.queues).await.context("cannot note the bindings")?;
         let kernel = Kernel {
             pauses: Pauses::load(db.clone(), matches!(transport, Transport::Table(_))).await?,
             db: db.clone(),
@@ -159,7 +164,8 @@ impl Builder {
             wait_max: settings.http_request_timeout.mul_f64(5.0 / 6.0),
             draining: draining.clone(),
         };
-        let operations = Operations { kernel: kernel.clone(), topology: Arc::new(topology) };
+        let topology = Arc::new(topology);
+        let operations = Operations { kernel: kernel.clone(), topology: topology.clone(), audits: Audits::default() };
         let probes = Probes { kernel: kernel.clone(), draining: draining.clone() };
         let mut document = openapi();
         let processed = ProcessedRows::default();
@@ -181,10 +187,26 @@ impl Builder {
         }
         let router = http::finish(router, document, &settings.http_limits(), db.metrics());
         let lifecycle = Lifecycle::new().context("cannot start the threads that do the work")?;
-        spawn_all(&lifecycle, &kernel, &settings, self.members, clerk, listener, router);
+        spawn_all(&lifecycle, &kernel, topology, &settings, self.members, clerk, listener, router);
+        let auditor = audit::watch(operations.clone(), settings.audit_every);
+        lifecycle.spawn(Stage::Helpers, "audit", |stop| until(stop, auditor));
         lifecycle.spawn(Stage::Helpers, "recount", |stop| until(stop, processed.follow(operations)));
         Ok(Running { address, kernel, lifecycle, draining, settings })
     }
+}
+
+/// Checks every promise on a database without serving it, beside the server if there is one.
+pub async fn audit(settings: Settings) -> anyhow::Result<Report> {
+    let db = Db::open_read_only(&settings.database(), Clock::System).await?;
+    let topology = topology(&Builder::new(settings.clone()).members, &settings);
+    let depths = match settings.rabbit()? {
+        None => audit::depths(&Transport::Table(TableQueue::new(db.clone(), settings.lease)), &topology.queues).await?,
+        // Only a server is connected to the broker: what may still be in its queues is asked of nobody.
+        Some(_) => Vec::new(),
+    };
+    let report = audit::run(&db, &topology.queues, &depths, Scope::Whole).await?;
+    db.close().await;
+    Ok(report)
 }
 
 fn topology(members: &[Member], settings: &Settings) -> Topology {
@@ -204,6 +226,7 @@ fn api_router(kernel: &Kernel, api: OrdersApi, operations: Operations, demo: boo
         .merge(orders::http::routes().with_state(api))
         .merge(inventory::http::routes().with_state(db.clone()))
         .merge(notifications::http::routes().with_state(db.clone()))
+        .merge(ledger::http::routes().with_state(db.clone()))
         .merge(operations::routes().with_state(operations.clone()))
         .into();
     if demo { router.merge(Router::from(lab::routes().with_state(operations))) } else { router }
@@ -215,6 +238,7 @@ pub fn openapi() -> OpenApi {
         orders::http::routes().into_openapi(),
         inventory::http::routes().into_openapi(),
         notifications::http::routes().into_openapi(),
+        ledger::http::routes().into_openapi(),
         operations::routes().into_openapi(),
         lab::routes().into_openapi(),
         probes::routes().into_openapi(),
@@ -222,9 +246,11 @@ pub fn openapi() -> OpenApi {
     ])
 }
 
+#[expect(clippy::too_many_arguments, reason = "everything that runs, once")]
 fn spawn_all(
     lifecycle: &Lifecycle,
     kernel: &Kernel,
+    topology: Arc<Topology>,
     settings: &Settings,
     members: Vec<Member>,
     clerk: Clerk,
@@ -238,6 +264,8 @@ fn spawn_all(
         until(stop, transport.tend()).await;
         transport.close().await;
     });
+    let mender = mending::run(kernel.clone(), topology);
+    lifecycle.spawn(Stage::Helpers, "mending", |stop| until(stop, mender));
     let db = kernel.db.clone();
     lifecycle.spawn(Stage::Helpers, "wakes", |stop| async move {
         tokio::select! { () = db.exchange_wakes() => stop.cancelled().await, () = stop.cancelled() => {} }
@@ -257,6 +285,10 @@ fn spawn_all(
     for member in members.into_iter().filter(|member| member.runs_here) {
         let kernel = kernel.clone();
         lifecycle.spawn(Stage::Work, member.consumer, |stop| (member.start)(kernel, stop));
+    }
+    if settings.runs(Part::Orders) {
+        let expiry = Expiry::new(kernel.db.clone(), &kernel.health);
+        lifecycle.spawn(Stage::Work, expiry::NAME, |stop| expiry.run(stop));
     }
     lifecycle.spawn(Stage::Work, "desk", |stop| clerk.run(stop));
     lifecycle.spawn(Stage::Http, "http", |stop| serve(listener, router, stop));

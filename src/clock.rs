@@ -50,6 +50,10 @@ impl Timestamp {
         Self::from_millis(self.0.saturating_add(millis(span)))
     }
 
+    pub fn minus(self, span: Duration) -> Self {
+        Self::from_millis(self.0.saturating_sub(millis(span)))
+    }
+
     /// How long ago `earlier` was; zero when the clocks disagree, never negative.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(u64::try_from(self.0 - earlier.0).unwrap_or(0))

@@ -21,6 +21,7 @@ pub enum Part {
     Orders,
     Inventory,
     Notifications,
+    Ledger,
     DeadLetters,
     /// Everything.
     All,
@@ -72,6 +73,10 @@ pub struct Settings {
     /// What `/v1/metrics` asks of callers, as `x-metrics-token` or as a Bearer token; open to anybody if not set.
     #[arg(long, env = "METRICS_TOKEN", hide_env_values = true)]
     pub metrics_token: Option<String>,
+
+    /// How often the promises are checked on rows of late; the longer it takes, the less often.
+    #[arg(long, env = "STOCKADE_AUDIT_EVERY", default_value = "60s", value_parser = humantime::parse_duration)]
+    pub audit_every: Duration,
 
     /// Connections to Postgres.
     #[arg(long, env = "STOCKADE_DB_MAX_CONNECTIONS", default_value_t = 20)]
@@ -132,6 +137,14 @@ pub struct Settings {
     /// The longest delay between attempts.
     #[arg(long, env = "STOCKADE_RETRY_CAP", default_value = "60s", value_parser = humantime::parse_duration)]
     pub retry_cap: Duration,
+
+    /// How long an event may wait for its predecessor before it becomes a dead letter.
+    #[arg(long, env = "STOCKADE_WAIT_DEADLINE", default_value = "15m", value_parser = humantime::parse_duration)]
+    pub wait_deadline: Duration,
+
+    /// How long stock is held for an order that is reserved and not paid.
+    #[arg(long, env = "STOCKADE_HOLD_TIME", default_value = "15m", value_parser = humantime::parse_duration)]
+    pub hold_time: Duration,
 
     /// The largest request body.
     #[arg(long, env = "STOCKADE_MAX_BODY", default_value = "256KiB")]
@@ -195,6 +208,9 @@ impl Settings {
         }
         if self.retry_max == 0 || self.outbox_max_attempts == 0 {
             bail!("STOCKADE_RETRY_MAX and STOCKADE_OUTBOX_MAX_ATTEMPTS must be at least 1");
+        }
+        if self.hold_time.is_zero() {
+            bail!("STOCKADE_HOLD_TIME must be longer than nothing, or orders expire before they can be paid");
         }
         let prefix_ok = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
         if self.queue_prefix.is_empty() || !self.queue_prefix.bytes().all(prefix_ok) {
@@ -280,6 +296,7 @@ impl Settings {
             batch: self.batch,
             poll: self.poll,
             retry: Backoff { base: self.retry_base, cap: self.retry_cap, attempts_max: self.retry_max },
+            wait_deadline: self.wait_deadline,
             event_bytes_max: usize::try_from(self.max_event.as_u64()).unwrap_or(usize::MAX),
         }
     }

@@ -9,6 +9,7 @@ pub mod config;
 pub mod db;
 pub mod http;
 pub mod inventory;
+pub mod ledger;
 pub mod lifecycle;
 pub mod messaging;
 pub mod metrics;

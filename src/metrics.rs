@@ -6,6 +6,7 @@
 //!
 //! Cheap on purpose: hot paths count per batch, and labels are names fixed in the code, never ids.
 
+use std::borrow::Cow;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -33,7 +34,7 @@ pub struct Metrics {
     pub consumer_processed: Family<Labels<2>, Counter>,
     pub consumer_dedup: Family<Labels<1>, Counter>,
     pub consumer_retries: Family<Labels<2>, Counter>,
-    pub consumer_dlq: Family<Labels<2>, Counter>,
+    pub consumer_dlq: Family<[(&'static str, Cow<'static, str>); 2], Counter>,
     pub consumer_handle: Family<Labels<1>, Histogram, fn() -> Histogram>,
     pub db_busy: Counter,
     pub db_serialization_retries: Counter,

@@ -1,5 +1,6 @@
 //! Commands: what to run, with which settings. Data goes to stdout, talk to stderr.
 
+mod audit;
 mod bench;
 mod client;
 mod demo;
@@ -42,6 +43,8 @@ enum Command {
     Serve(serve::Serve),
     /// Bring the database to this version's schema and exit.
     Migrate(serve::Migrate),
+    /// Check every promise on every row, on the database or by asking a server; exit code 3 if one is broken.
+    Audit(audit::Audit),
     /// Place orders as fast as they go, or at a given rate, and measure until the last customer is notified.
     Bench(bench::Bench),
     /// See a promise kept: what is done, what to look at, and the figures that prove it.
@@ -69,6 +72,7 @@ pub fn main() -> ExitCode {
         match command {
             Command::Serve(serve) => serve.run().await,
             Command::Migrate(migrate) => migrate.run().await,
+            Command::Audit(audit) => audit.run().await,
             Command::Bench(bench) => bench.run().await,
             Command::Demo(demo) => demo.run().await,
             Command::Healthcheck(healthcheck) => healthcheck.run().await,

@@ -59,6 +59,14 @@ impl Filter {
         }
     }
 
+    /// Gathers rows after all conditions.
+    #[must_use]
+    pub fn group_by(mut self, columns: &'static str) -> Self {
+        self.sql.push_str(" GROUP BY ");
+        self.sql.push_str(columns);
+        self
+    }
+
     /// Ends with an order and a limit.
     #[must_use]
     pub fn page(mut self, order: &'static str, limit: i64) -> Self {

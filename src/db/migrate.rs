@@ -21,8 +21,15 @@ macro_rules! migrations {
     };
 }
 
-const MIGRATIONS: [(i64, &str, &str, &str); 5] = migrations![
-    1 "0001_messaging", 2 "0002_orders", 3 "0003_inventory", 4 "0004_notifications", 30 "0030_messaging"
+const MIGRATIONS: [(i64, &str, &str, &str); 8] = migrations![
+    1 "0001_messaging",
+    2 "0002_orders",
+    3 "0003_inventory",
+    4 "0004_notifications",
+    5 "0005_orders_hold",
+    6 "0006_messaging_waiting",
+    7 "0007_ledger",
+    30 "0030_messaging",
 ];
 
 pub(super) async fn run(engine: &Engine) -> Result<(), MigrateError> {

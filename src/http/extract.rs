@@ -2,8 +2,9 @@
 
 use std::marker::PhantomData;
 
+use axum::body::HttpBody;
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{FromRequest, FromRequestParts, Query, Request};
+use axum::extract::{FromRequest, FromRequestParts, OptionalFromRequest, Query, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
 use bytes::Bytes;
@@ -37,6 +38,18 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
             _ => Problem::new(400, "malformed-body", "the body could not be read to its end"),
         })?;
         Ok(Self { value: parse(&raw)?, raw })
+    }
+}
+
+/// `Option<Body<T>>`: a request may come without any body, whatever its headers say.
+impl<T: DeserializeOwned, S: Send + Sync> OptionalFromRequest<S> for Body<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Option<Self>, Problem> {
+        if request.body().is_end_stream() {
+            return Ok(None);
+        }
+        <Self as FromRequest<S>>::from_request(request, state).await.map(Some)
     }
 }
 

@@ -38,7 +38,7 @@ pub struct Limits {
 #[openapi(
     info(
         title = "Stockade",
-        description = "Takes orders, reserves stock and notifies customers through messages; every effect happens exactly once.",
+        description = "Takes orders, reserves stock, takes payments into a ledger and notifies customers through messages; every effect happens exactly once.",
     ),
     components(schemas(problem::Problem, problem::FieldError)),
     tags(
@@ -46,6 +46,7 @@ pub struct Limits {
         (name = "stock", description = "What is on the shelf"),
         (name = "reservations", description = "What is held for whom"),
         (name = "notifications", description = "What customers were told"),
+        (name = "ledger", description = "What customers have paid"),
         (name = "operations", description = "Queues, inbox, outbox, dead letters"),
         (name = "health", description = "Probes"),
     )

@@ -31,6 +31,10 @@ pub struct Problem {
     pub request_id: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub errors: Vec<FieldError>,
+    /// The state that what was to change is in, where that forbids it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = "expired")]
+    pub state: Option<String>,
     /// For the log only.
     #[serde(skip)]
     pub cause: Option<String>,
@@ -59,6 +63,7 @@ impl Problem {
             code: code.to_owned(),
             request_id: None,
             errors: Vec::new(),
+            state: None,
             cause: None,
             retry_after_seconds: None,
         }
@@ -85,6 +90,12 @@ impl Problem {
             cause: Some(cause.into()),
             ..Self::new(500, "internal", "something went wrong here; the log has it under the request id")
         }
+    }
+
+    /// Tells the state that is in the way.
+    #[must_use]
+    pub fn state(self, state: &str) -> Self {
+        Self { state: Some(state.to_owned()), ..self }
     }
 
     #[must_use]

@@ -1,9 +1,10 @@
-//! The reservation decision. Pure: no I/O, so that its promises can be tried on thousands of made-up batches.
+//! The reservation decision, and how far a reservation comes. Pure: no I/O, so that its promises can be tried on
+//! thousands of made-up batches.
 
 use std::collections::BTreeMap;
 
 use super::events::Shortage;
-use crate::orders::events::{Item, Sku};
+use crate::orders::events::{Item, PAID, PLACED, Sku};
 
 /// A SKU of a tenant.
 pub type ShelfKey = (String, Sku);
@@ -75,6 +76,85 @@ impl Shelf {
     /// What was taken in all, in key order: what the rows must be changed by.
     pub fn into_taken(self) -> Vec<(ShelfKey, i64)> {
         self.taken.into_iter().collect()
+    }
+}
+
+/// How far a reservation has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// Stock is held for the order.
+    Held,
+    /// The order is paid: the hold is for good.
+    Committed,
+    /// The goods have left the shelf.
+    Fulfilled,
+    /// The stock is back. Without lines it is a tombstone: the order was cancelled before it got here.
+    Released,
+}
+
+impl State {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Held => "held",
+            Self::Committed => "committed",
+            Self::Fulfilled => "fulfilled",
+            Self::Released => "released",
+        }
+    }
+
+    pub fn find(text: &str) -> Option<Self> {
+        [Self::Held, Self::Committed, Self::Fulfilled, Self::Released].into_iter().find(|state| state.as_str() == text)
+    }
+}
+
+/// What an order's life asks of its reservation, in the order that life has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Move {
+    /// The order was paid.
+    Commit,
+    /// It was fulfilled.
+    Fulfil,
+    /// It was cancelled, or it expired.
+    Release,
+}
+
+/// What a move comes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Advance {
+    To(State),
+    /// It is that far already.
+    Already,
+    /// The event that leads up to it has not come yet.
+    Early {
+        awaits: &'static str,
+    },
+    /// It contradicts what has happened.
+    Never,
+}
+
+impl Move {
+    /// Where it takes a reservation; `None` is an order that has none.
+    pub fn from(self, state: Option<State>) -> Advance {
+        use State::{Committed, Fulfilled, Held, Released};
+        match (self, state) {
+            (Self::Commit, None) => Advance::Early { awaits: PLACED },
+            (Self::Commit, Some(Held)) => Advance::To(Committed),
+            (Self::Commit, Some(Committed | Fulfilled)) => Advance::Already,
+            (Self::Fulfil, None | Some(Held)) => Advance::Early { awaits: PAID },
+            (Self::Fulfil, Some(Committed)) => Advance::To(Fulfilled),
+            (Self::Fulfil, Some(Fulfilled)) => Advance::Already,
+            // A cancellation that overtakes its order leaves a tombstone, so that the order reserves nothing.
+            (Self::Release, None | Some(Held)) => Advance::To(Released),
+            (Self::Release, Some(Released)) => Advance::Already,
+            (Self::Commit | Self::Fulfil, Some(Released)) | (Self::Release, Some(Committed | Fulfilled)) => {
+                Advance::Never
+            }
+        }
+    }
+
+    /// Does it touch the shelf?
+    pub fn moves_stock(self) -> bool {
+        self != Self::Commit
     }
 }
 
@@ -200,6 +280,49 @@ mod tests {
             let mut reversed = orders.clone();
             reversed.reverse();
             prop_assert_eq!(total(&orders), total(&reversed));
+        }
+    }
+
+    /// Applies moves as they come, keeping back what comes early and trying it again after each step.
+    fn end_of(mut arrivals: Vec<Option<Move>>) -> Option<State> {
+        let (mut state, mut waiting) = (None, Vec::new());
+        arrivals.reverse();
+        while let Some(arrival) = arrivals.pop() {
+            match arrival {
+                None => state = state.or(Some(State::Held)), // the order is placed: held, unless there is a row already
+                Some(step) => match step.from(state) {
+                    Advance::To(next) => state = Some(next),
+                    Advance::Already => continue,
+                    Advance::Early { .. } => {
+                        waiting.push(Some(step));
+                        continue;
+                    }
+                    Advance::Never => panic!("{step:?} from {state:?}"),
+                },
+            }
+            arrivals.append(&mut waiting);
+        }
+        assert_eq!(waiting, []);
+        state
+    }
+
+    proptest! {
+        #[test]
+        fn however_often_and_in_whatever_order_a_life_is_heard_it_ends_the_same(
+            (life, end) in prop::sample::select(vec![
+                (vec![None], State::Held),
+                (vec![None, Some(Move::Commit)], State::Committed),
+                (vec![None, Some(Move::Commit), Some(Move::Fulfil)], State::Fulfilled),
+                (vec![None, Some(Move::Release)], State::Released),
+            ]),
+            copies in prop::collection::vec(1usize..4, 3),
+            seed in any::<[u8; 32]>(),
+        ) {
+            let heard: Vec<Option<Move>> =
+                life.iter().zip(copies).flat_map(|(event, copies)| std::iter::repeat_n(*event, copies)).collect();
+            let mut shuffled: Vec<(u8, Option<Move>)> = seed.iter().copied().zip(heard).collect();
+            shuffled.sort_by_key(|(place, _)| *place);
+            prop_assert_eq!(end_of(shuffled.into_iter().map(|(_, event)| event).collect()), Some(end));
         }
     }
 }

@@ -1,33 +1,51 @@
 //! What inventory does, each in the caller's transaction.
 
+use std::collections::{BTreeMap, HashSet};
+
 use uuid::Uuid;
 
 use super::error::InventoryError;
 use super::events::{ADJUSTED, FAILED, InventoryFailed, InventoryReserved, RESERVED, ReservedLine, StockAdjusted};
-use super::model::{Decision, Demand, Shelf};
-use super::store::{self, Adjustment, NewReservation, Stock};
+use super::model::{Advance, Decision, Demand, Move, Shelf, State};
+use super::store::{self, Adjustment, Moved, NewReservation, Stock};
 use crate::clock::{Timestamp, mint_id};
 use crate::db::Tx;
-use crate::messaging::{Event, Message, Origin, outbox};
+use crate::messaging::{Event, Origin, Outcome, outbox};
 use crate::numbers::Numbers;
 use crate::orders::events::{OrderPlaced, QUANTITY_MAX, Quantity, Sku};
 
+/// An order that was placed, and the place of its event in the batch.
+#[derive(Debug, Clone, Copy)]
+pub struct Placed<'a> {
+    pub place: usize,
+    pub event: &'a Event,
+    pub order: &'a OrderPlaced,
+}
+
 /// Holds stock for a batch of orders and says what came of each, in seven statements at most. An order that
 /// already has a reservation (or the tombstone of a cancellation) is left as it is.
-pub async fn reserve_many(tx: &mut Tx, batch: &[&Message<OrderPlaced>], numbers: &Numbers) -> sqlx::Result<()> {
+pub async fn reserve_many(
+    tx: &mut Tx,
+    batch: &[Placed<'_>],
+    numbers: &Numbers,
+    outcomes: &mut [Outcome],
+) -> sqlx::Result<()> {
     let now = tx.now();
     let orders: Vec<(&str, Uuid)> =
-        batch.iter().map(|message| (message.event.group_id.as_str(), message.fact.order_id)).collect();
+        batch.iter().map(|placed| (placed.event.group_id.as_str(), placed.order.order_id)).collect();
     let mut settled = store::reserved_already(tx, &orders).await?;
-    let demands: Vec<(&Message<OrderPlaced>, Demand)> = batch
-        .iter()
+    let mut demands: Vec<(&Placed<'_>, Demand)> = Vec::with_capacity(batch.len());
+    for placed in batch {
         // `insert`: of two different events on one order, only the first is heard
-        .filter(|message| settled.insert((message.event.group_id.clone(), message.fact.order_id)))
-        .map(|message| (*message, Demand::of(&message.fact.items)))
-        .collect();
+        if settled.insert((placed.event.group_id.clone(), placed.order.order_id)) {
+            demands.push((placed, Demand::of(&placed.order.items)));
+        } else {
+            outcomes[placed.place] = Outcome::moot("the order has its reservation already");
+        }
+    }
     let mut keys: Vec<(&str, &Sku)> = demands
         .iter()
-        .flat_map(|(message, demand)| demand.lines().map(|(sku, _)| (message.event.group_id.as_str(), sku)))
+        .flat_map(|(placed, demand)| demand.lines().map(|(sku, _)| (placed.event.group_id.as_str(), sku)))
         .collect();
     keys.sort_unstable();
     keys.dedup();
@@ -39,30 +57,32 @@ pub async fn reserve_many(tx: &mut Tx, batch: &[&Message<OrderPlaced>], numbers:
     let mut reservations = Vec::new();
     let mut events = Vec::with_capacity(demands.len());
     let mut told = Told::default();
-    for (message, demand) in &demands {
-        match shelf.reserve(&message.event.group_id, demand) {
+    for (placed, demand) in &demands {
+        match shelf.reserve(&placed.event.group_id, demand) {
             Decision::Reserved => {
                 let reservation = NewReservation {
                     id: mint_id(),
                     number: numbers.mint(),
-                    group_id: message.event.group_id.clone(),
-                    order_id: message.fact.order_id,
-                    cause_event_id: message.event.event_id,
+                    group_id: placed.event.group_id.clone(),
+                    order_id: placed.order.order_id,
+                    cause_event_id: placed.event.event_id,
                     lines: demand.lines().map(|(sku, quantity)| (sku.clone(), quantity)).collect(),
                 };
-                events.push(reserved_event(message, &reservation, now));
-                told.push(message, || format!("RESERVED {} as {}", message.fact.order_number, reservation.number));
+                events.push(reserved_event(placed.event, &reservation, now));
+                told.push(placed, || format!("RESERVED {} as {}", placed.order.order_number, reservation.number));
                 reservations.push(reservation);
             }
             Decision::Failed { reason, shortages } => {
-                told.push(message, || format!("REJECTED {}: {reason}", message.fact.order_number));
-                let failed = InventoryFailed { order_id: message.fact.order_id, reason, shortages };
-                let id = message.fact.order_id.to_string();
-                events.push(Event::new(FAILED, id, message.event.begets(), now, &failed));
+                told.push(placed, || format!("REJECTED {}: {reason}", placed.order.order_number));
+                let failed = InventoryFailed { order_id: placed.order.order_id, reason, shortages };
+                let id = placed.order.order_id.to_string();
+                events.push(Event::new(FAILED, id, placed.event.begets(), now, &failed));
             }
         }
     }
     if !reservations.is_empty() {
+        // In the order in which tombstones are written, or the two could wait for each other.
+        reservations.sort_unstable_by(|a, b| (&a.group_id, a.order_id).cmp(&(&b.group_id, b.order_id)));
         store::hold(tx, &shelf.into_taken(), &reservations, now).await?;
     }
     outbox::append_events(tx, &events).await?;
@@ -75,10 +95,10 @@ pub async fn reserve_many(tx: &mut Tx, batch: &[&Message<OrderPlaced>], numbers:
 struct Told(Vec<(Uuid, Uuid, String, String)>);
 
 impl Told {
-    fn push(&mut self, message: &Message<OrderPlaced>, line: impl FnOnce() -> String) {
+    fn push(&mut self, placed: &Placed<'_>, line: impl FnOnce() -> String) {
         if tracing::enabled!(tracing::Level::INFO) {
-            let event = &message.event;
-            self.0.push((message.fact.order_id, event.event_id, event.correlation_id.clone(), line()));
+            let event = placed.event;
+            self.0.push((placed.order.order_id, event.event_id, event.correlation_id.clone(), line()));
         }
     }
 
@@ -89,7 +109,7 @@ impl Told {
     }
 }
 
-fn reserved_event(message: &Message<OrderPlaced>, reservation: &NewReservation, now: Timestamp) -> Event {
+fn reserved_event(cause: &Event, reservation: &NewReservation, now: Timestamp) -> Event {
     // A sum past one line's limit is told as several lines, so that what we say can always be read.
     let lines = reservation.lines.iter().flat_map(|(sku, quantity)| {
         let (whole, rest) = (quantity / QUANTITY_MAX, quantity % QUANTITY_MAX);
@@ -102,7 +122,146 @@ fn reserved_event(message: &Message<OrderPlaced>, reservation: &NewReservation, 
         reservation_number: reservation.number.clone(),
         lines: lines.collect(),
     };
-    Event::new(RESERVED, reservation.order_id.to_string(), message.event.begets(), now, &reserved)
+    Event::new(RESERVED, reservation.order_id.to_string(), cause.begets(), now, &reserved)
+}
+
+/// A reservation that is asked to move, and the place of the event in the batch.
+#[derive(Debug, Clone, Copy)]
+pub struct Asked<'a> {
+    pub place: usize,
+    pub event: &'a Event,
+    pub order_id: Uuid,
+    pub step: Move,
+}
+
+impl<'a> Asked<'a> {
+    fn order(&self) -> (&'a str, Uuid) {
+        (&self.event.group_id, self.order_id)
+    }
+}
+
+/// What is asked of each order's reservation, in the order of its life, until it is settled.
+type Open<'a> = BTreeMap<(String, Uuid), Vec<Asked<'a>>>;
+
+/// Moves reservations along as their orders are paid, fulfilled, cancelled or expire, and holds stock for orders
+/// placed in the same batch. What stands moves first, so that stock given back can be held again. Stock is locked
+/// before reservations, each in the order of its keys, as [`reserve_many`] does.
+pub async fn live_on(
+    tx: &mut Tx,
+    mut placed: Vec<Placed<'_>>,
+    asked: &[Asked<'_>],
+    numbers: &Numbers,
+    outcomes: &mut [Outcome],
+) -> sqlx::Result<()> {
+    let mut open = Open::new();
+    for asked in asked {
+        open.entry((asked.event.group_id.clone(), asked.order_id)).or_default().push(*asked);
+    }
+    for asked in open.values_mut() {
+        asked.sort_by_key(|asked| asked.step);
+    }
+    lock_shelves(tx, &placed, asked).await?;
+    move_standing(tx, &mut open, outcomes).await?;
+    let cancelled: HashSet<(&str, Uuid)> =
+        asked.iter().filter(|asked| asked.step == Move::Release).map(Asked::order).collect();
+    placed.retain(|placed| {
+        let is_cancelled = cancelled.contains(&(placed.event.group_id.as_str(), placed.order.order_id));
+        if is_cancelled {
+            outcomes[placed.place] = Outcome::moot("the order is over already");
+        }
+        !is_cancelled
+    });
+    if !placed.is_empty() {
+        reserve_many(tx, &placed, numbers, outcomes).await?;
+        move_standing(tx, &mut open, outcomes).await?;
+    }
+    while !open.is_empty() {
+        settle_absent(tx, &mut open, numbers, outcomes).await?;
+        // What is left was written by another transaction while this one looked away.
+        move_standing(tx, &mut open, outcomes).await?;
+    }
+    Ok(())
+}
+
+/// Locks all stock that this batch may change, in one go.
+async fn lock_shelves(tx: &mut Tx, placed: &[Placed<'_>], asked: &[Asked<'_>]) -> sqlx::Result<()> {
+    let orders: Vec<(&str, Uuid)> = asked.iter().filter(|asked| asked.step.moves_stock()).map(Asked::order).collect();
+    let skus: Vec<(&str, &Sku)> = placed
+        .iter()
+        .flat_map(|placed| placed.order.items.iter().map(|item| (placed.event.group_id.as_str(), &item.sku)))
+        .collect();
+    if orders.is_empty() { Ok(()) } else { store::lock_shelves(tx, &orders, &skus).await }
+}
+
+/// Moves the reservations that there are, and takes their orders off the list.
+async fn move_standing(tx: &mut Tx, open: &mut Open<'_>, outcomes: &mut [Outcome]) -> sqlx::Result<()> {
+    if open.is_empty() {
+        return Ok(());
+    }
+    let now = tx.now();
+    let orders: Vec<(&str, Uuid)> = open.keys().map(|(group_id, order_id)| (group_id.as_str(), *order_id)).collect();
+    let standing = store::lock_reservations(tx, &orders).await?;
+    let mut moved = Vec::new();
+    for row in standing {
+        let Some(asked) = open.remove(&(row.group_id.clone(), row.order_id)) else { continue };
+        if let Some(to) = advance(Some(row.state), &asked, outcomes).filter(|to| *to != row.state) {
+            moved.push(Moved { group_id: row.group_id, id: row.id, from: row.state, to });
+        }
+    }
+    if moved.is_empty() { Ok(()) } else { store::move_many(tx, &moved, now).await }
+}
+
+/// Deals with orders that have no reservation. A tombstone is written for each, which keeps the order from being
+/// placed until this transaction ends; where it is not one that was asked for, it goes again.
+async fn settle_absent(
+    tx: &mut Tx,
+    open: &mut Open<'_>,
+    numbers: &Numbers,
+    outcomes: &mut [Outcome],
+) -> sqlx::Result<()> {
+    let now = tx.now();
+    let tombstones: Vec<NewReservation> = open
+        .iter()
+        .map(|((group_id, order_id), asked)| NewReservation {
+            id: mint_id(),
+            number: numbers.mint(),
+            group_id: group_id.clone(),
+            order_id: *order_id,
+            cause_event_id: asked[0].event.event_id,
+            lines: Vec::new(),
+        })
+        .collect();
+    let written = store::insert_tombstones(tx, &tombstones, now).await?;
+    let mut needless = Vec::new();
+    for tombstone in tombstones.iter().filter(|tombstone| written.contains(&tombstone.id)) {
+        let Some(asked) = open.remove(&(tombstone.group_id.clone(), tombstone.order_id)) else { continue };
+        if advance(None, &asked, outcomes).is_none() {
+            needless.push((tombstone.group_id.as_str(), tombstone.id));
+        }
+    }
+    if needless.is_empty() { Ok(()) } else { store::delete_tombstones(tx, &needless).await }
+}
+
+/// Takes a reservation as far as it is asked to go, and notes what came of each event.
+fn advance(mut state: Option<State>, asked: &[Asked<'_>], outcomes: &mut [Outcome]) -> Option<State> {
+    for asked in asked {
+        outcomes[asked.place] = match asked.step.from(state) {
+            Advance::To(next) => {
+                state = Some(next);
+                Outcome::Done
+            }
+            Advance::Already => Outcome::moot("the reservation is that far already"),
+            Advance::Early { awaits } => Outcome::wait_for(awaits),
+            Advance::Never => {
+                let state = state.map_or("not there", State::as_str);
+                Outcome::reject(format!(
+                    "the reservation is {state}, and {} contradicts that",
+                    asked.event.routing_key()
+                ))
+            }
+        };
+    }
+    state
 }
 
 /// A change to what is on the shelf.

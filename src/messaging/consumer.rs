@@ -11,8 +11,11 @@
 
 use std::collections::{HashMap, HashSet};
 use std::panic::AssertUnwindSafe;
+use std::time::Duration;
 
 use futures_util::FutureExt;
+use sqlx::error::DatabaseError;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -21,6 +24,7 @@ use super::health::{LoopState, Pulse};
 use super::inbox::{self, Action, Arrival, Effect, Mark, Met, State};
 use super::outbox::{self, Entry};
 use super::transport::{Delivery, Subscription, Tag, TransportError, Way};
+use super::waiting::{self, Ran, Wait, Waking};
 use super::{Kernel, Outcome, Pace, Patience, Reaction, tally};
 use crate::clock::mint_id;
 use crate::db::{Trouble, Tx};
@@ -28,18 +32,20 @@ use crate::db::{Trouble, Tx};
 /// From this delivery on a message runs alone.
 const ALONE_FROM_DELIVERY: u32 = 3;
 /// Recorded runs that never finished before a message counts as a process killer.
-const UNFINISHED_RUNS_MAX: i32 = 3;
+pub(super) const UNFINISHED_RUNS_MAX: i32 = 3;
 /// How often a transaction that lost to another is run again before the batch is given back.
 const CONFLICTS_MAX: u32 = 10;
 /// How often it is run again after a unique key was violated: numbers are then minted anew.
 const REMINTS_MAX: u32 = 2;
+/// How often to look for events that have waited for their predecessor too long.
+const SWEEP_EVERY: Duration = Duration::from_secs(1);
 /// Errors are kept short enough to read in a list.
 const ERROR_CHARS_MAX: usize = 2000;
 
 pub struct Consumer<R> {
-    kernel: Kernel,
+    pub(super) kernel: Kernel,
     reaction: R,
-    queue: String,
+    pub(super) queue: String,
     pulse: Pulse,
 }
 
@@ -63,27 +69,63 @@ impl<F> Item<F> {
 
 /// What is to be done with a delivery once everything about it is committed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Settle {
+pub(super) enum Settle {
     Ack,
     AckRetry,
     Reject,
 }
 
-impl Settle {
-    fn result_of(self, outcome: &Outcome) -> tally::Result {
-        match (self, outcome) {
-            (Self::Ack, _) => tally::Result::Done,
-            (Self::AckRetry, _) => tally::Result::Retried,
-            (Self::Reject, Outcome::Reject { reason, .. }) => tally::Result::Rejected(reason),
-            (Self::Reject, _) => tally::Result::Rejected("retries-exhausted"),
+/// Why a batch did not commit.
+pub(super) enum Failure {
+    Database(sqlx::Error),
+    Panic(String),
+    /// Another transaction has meanwhile dealt with an event that was kept: run it again.
+    Raced,
+    /// An event that waited for this batch fails, and the batch does not.
+    Woken(String),
+}
+
+impl Failure {
+    /// The failure of events that waited, as the batch that wakes them sees it.
+    pub(super) fn while_waking(self) -> Self {
+        match self {
+            Self::Database(error) if !Trouble::of(&error).is_passing() => Self::Woken(error.to_string()),
+            Self::Panic(text) => Self::Woken(text),
+            passing => passing,
+        }
+    }
+
+    /// The reason code, should this have been the last attempt, and the error in words.
+    pub(super) fn blame(self) -> (&'static str, String) {
+        match self {
+            Self::Panic(text) => ("handler-panic", format!("the handler panicked: {text}")),
+            Self::Database(error) => ("retries-exhausted", format!("database: {error}")),
+            Self::Woken(text) => ("retries-exhausted", text),
+            Self::Raced => ("retries-exhausted", "another transaction was always first".to_owned()),
+        }
+    }
+
+    /// How many reruns of the same work it is worth.
+    fn reruns_worth(&self) -> u32 {
+        match self {
+            Self::Raced => CONFLICTS_MAX,
+            Self::Database(error) if Trouble::of(error) == Trouble::Conflict => CONFLICTS_MAX,
+            Self::Database(error) if error.as_database_error().is_some_and(DatabaseError::is_unique_violation) => {
+                REMINTS_MAX
+            }
+            _ => 0,
         }
     }
 }
 
-/// Why a batch did not commit.
-enum Failure {
-    Database(sqlx::Error),
-    Panic(String),
+/// What outcomes have to be written down: marks and waits in the inbox, retries in the outbox.
+#[derive(Default)]
+pub(super) struct Books {
+    pub marks: Vec<Mark>,
+    waits: Vec<Wait>,
+    retries: Vec<Entry>,
+    /// New events that are simply done, whose inbox row says so already.
+    done_at_once: usize,
 }
 
 impl From<sqlx::Error> for Failure {
@@ -143,12 +185,19 @@ impl<R: Reaction> Consumer<R> {
         // to work, or an outage would use them up.
         self.check_database().await?;
         let mut subscription = self.kernel.transport.subscribe(&self.queue).await?;
+        let mut swept_at = Instant::now();
         tokio::pin!(stopping);
         let ended = loop {
             tokio::select! {
                 biased;
                 () = &mut stopping => break self.work_off_rest(&mut subscription).await,
                 () = subscription.ready(self.kernel.tuning.poll) => {}
+            }
+            if swept_at.elapsed() >= SWEEP_EVERY {
+                swept_at = Instant::now();
+                if let Err(error) = self.sweep().await {
+                    break Err(error.into());
+                }
             }
             let pace = Pace::start();
             let dealt_with = match self.deal_with_next(&mut subscription).await {
@@ -208,7 +257,7 @@ impl<R: Reaction> Consumer<R> {
             return Ok((0, Vec::new()));
         }
         let tags: Vec<Tag> = deliveries.iter().map(|delivery| delivery.tag).collect();
-        let started = tokio::time::Instant::now();
+        let started = Instant::now();
         let settled = {
             let work = self.work_off(deliveries);
             tokio::select! {
@@ -248,7 +297,7 @@ impl<R: Reaction> Consumer<R> {
                         "DEAD LETTER {}: {unreadable}",
                         R::NAME,
                     );
-                    tally::rejected(self.kernel.db.metrics(), R::NAME, unreadable.code);
+                    tally::rejected(self.kernel.db.metrics(), R::NAME, unreadable.code.into());
                     settled.push((delivery.tag, Settle::Reject));
                 }
                 Ok(message) => {
@@ -266,7 +315,7 @@ impl<R: Reaction> Consumer<R> {
         }
         // Rows are written in the order of their keys, so that two instances cannot deadlock.
         together.sort_by_key(|item| item.message.event.event_id);
-        self.run_halving(&together, &mut settled).await?;
+        self.run_halving(&together, Waking::Now, &mut settled).await?;
         for item in alone {
             self.run_alone(item, &mut settled).await?;
         }
@@ -274,19 +323,28 @@ impl<R: Reaction> Consumer<R> {
     }
 
     /// Runs a batch; one that fails as a whole is halved until the culprit stands alone.
-    async fn run_halving(&self, items: &[Item<R::Fact>], settled: &mut Vec<(Tag, Settle)>) -> sqlx::Result<()> {
-        let mut todo = vec![items];
-        while let Some(items) = todo.pop() {
+    async fn run_halving(
+        &self,
+        items: &[Item<R::Fact>],
+        waking: Waking,
+        settled: &mut Vec<(Tag, Settle)>,
+    ) -> sqlx::Result<()> {
+        let mut todo = vec![(items, waking)];
+        while let Some((items, waking)) = todo.pop() {
             if items.is_empty() {
                 continue;
             }
-            match self.run_once(items).await {
+            match self.run_once(items, waking).await {
                 Ok(done) => settled.extend(done),
                 Err(Failure::Database(error)) if Trouble::of(&error).is_passing() => return Err(error),
+                Err(Failure::Woken(error)) if waking == Waking::Now => {
+                    tracing::warn!(consumer = R::NAME, %error, "an event that waited for this batch fails; left to the sweep");
+                    todo.push((items, Waking::Later));
+                }
                 Err(failure) if items.len() == 1 => settled.push(self.blame(&items[0], failure).await?),
                 Err(_) => {
                     let (left, right) = items.split_at(items.len() / 2);
-                    todo.extend([right, left]);
+                    todo.extend([(right, waking), (left, waking)]);
                 }
             }
         }
@@ -294,11 +352,11 @@ impl<R: Reaction> Consumer<R> {
     }
 
     /// Runs a transaction again while it merely loses to others, or may have minted a number that was taken.
-    async fn run_once(&self, items: &[Item<R::Fact>]) -> Result<Vec<(Tag, Settle)>, Failure> {
+    async fn run_once(&self, items: &[Item<R::Fact>], waking: Waking) -> Result<Vec<(Tag, Settle)>, Failure> {
         let mut reruns = 0;
         loop {
-            match self.attempt(items).await {
-                Err(Failure::Database(error)) if reruns < reruns_worth(&error) => {
+            match self.attempt(items, waking).await {
+                Err(failure) if reruns < failure.reruns_worth() => {
                     self.kernel.db.metrics().db_serialization_retries.inc();
                     reruns += 1;
                 }
@@ -307,8 +365,8 @@ impl<R: Reaction> Consumer<R> {
         }
     }
 
-    /// One transaction: inbox, reaction, bookkeeping, commit.
-    async fn attempt(&self, items: &[Item<R::Fact>]) -> Result<Vec<(Tag, Settle)>, Failure> {
+    /// One transaction: inbox, reaction, bookkeeping, what waited for it, commit.
+    async fn attempt(&self, items: &[Item<R::Fact>], waking: Waking) -> Result<Vec<(Tag, Settle)>, Failure> {
         let mut tx = self.kernel.db.begin().await?;
         let plan = self.plan(&mut tx, items).await?;
         let batch: Vec<&Message<R::Fact>> = plan.run.iter().map(|(index, _)| &items[*index].message).collect();
@@ -317,7 +375,6 @@ impl<R: Reaction> Consumer<R> {
         if failing < batch.len() {
             outcomes.extend(self.react(&mut tx, &batch[failing..]).await?);
         }
-        assert_eq!(outcomes.len(), batch.len(), "{} must give one outcome per event", R::NAME);
         let mut settled = plan.settled;
         let decided = self.keep_books(&mut tx, items, &plan.run, &outcomes).await?;
         settled.extend(decided);
@@ -325,16 +382,30 @@ impl<R: Reaction> Consumer<R> {
             inbox::count_duplicates(&mut tx, R::NAME, &plan.duplicates).await?;
             tally::duplicates_on_commit(&mut tx, R::NAME, plan.duplicates);
         }
+        let woken = self.wake(&mut tx, batch.iter().copied().zip(&outcomes), waking).await?;
         self.kernel.faults.reach("consumer.before_commit", R::NAME);
         tx.commit().await?;
         self.kernel.faults.reach("consumer.after_commit", R::NAME);
         self.reaction.committed(&batch[failing..], &outcomes[failing..]);
+        self.tell_committed(woken);
         Ok(settled)
     }
 
-    async fn react(&self, tx: &mut Tx, batch: &[&Message<R::Fact>]) -> Result<Vec<Outcome>, Failure> {
+    /// Tells the reaction of kept events that were run.
+    pub(super) fn tell_committed(&self, ran: Vec<Ran<R::Fact>>) {
+        if !ran.is_empty() {
+            let (messages, outcomes): (Vec<_>, Vec<_>) = ran.into_iter().unzip();
+            self.reaction.committed(&messages.iter().collect::<Vec<_>>(), &outcomes);
+        }
+    }
+
+    pub(super) async fn react(&self, tx: &mut Tx, batch: &[&Message<R::Fact>]) -> Result<Vec<Outcome>, Failure> {
         match AssertUnwindSafe(self.reaction.react(tx, batch)).catch_unwind().await {
-            Ok(outcomes) => Ok(outcomes?),
+            Ok(outcomes) => {
+                let outcomes = outcomes?;
+                assert_eq!(outcomes.len(), batch.len(), "{} must give one outcome per event", R::NAME);
+                Ok(outcomes)
+            }
             Err(panic) => Err(Failure::Panic(panic_text(panic.as_ref()))),
         }
     }
@@ -386,7 +457,7 @@ impl<R: Reaction> Consumer<R> {
         Ok(plan)
     }
 
-    /// Writes what the outcomes mean: nothing for a new event that is done, else its mark and its retry row.
+    /// Writes what the outcomes mean: nothing for a new event that is done, else its mark, its wait, its retry row.
     async fn keep_books(
         &self,
         tx: &mut Tx,
@@ -394,58 +465,90 @@ impl<R: Reaction> Consumer<R> {
         run: &[(usize, Option<Met>)],
         outcomes: &[Outcome],
     ) -> sqlx::Result<Vec<(Tag, Settle)>> {
-        let (mut marks, mut retries) = (Vec::new(), Vec::new());
+        let mut books = Books::default();
         let mut settled = Vec::with_capacity(run.len());
         for ((index, met), outcome) in run.iter().zip(outcomes) {
             let item = &items[*index];
-            let attempts = met.as_ref().map_or(0, |met| met.attempts) + 1;
-            let (mark, settle) = self.book(item, attempts, outcome, &mut retries);
-            if met.is_some() || *outcome != Outcome::Done {
-                marks.push(mark);
-            }
+            let settle = match (met, outcome) {
+                (None, Outcome::Done) => {
+                    books.done_at_once += 1;
+                    Settle::Ack
+                }
+                (met, outcome) => {
+                    let attempts = met.as_ref().map_or(0, |met| met.attempts);
+                    self.book(&item.message, attempts, outcome, &mut books)
+                }
+            };
             settled.push((item.tag, settle));
         }
-        if !marks.is_empty() {
-            let now = tx.now();
-            inbox::mark_many(tx, R::NAME, &marks, now).await?;
-            outbox::append_many(tx, &retries).await?;
-        }
-        let results = settled.iter().map(|(_, settle)| *settle).zip(outcomes);
-        tally::on_commit(tx, R::NAME, results.map(|(settle, outcome)| settle.result_of(outcome)));
+        self.write_books(tx, &books).await?;
         Ok(settled)
     }
 
-    fn book(&self, item: &Item<R::Fact>, attempts: i32, outcome: &Outcome, retries: &mut Vec<Entry>) -> (Mark, Settle) {
-        let message = &item.message;
+    pub(super) async fn write_books(&self, tx: &mut Tx, books: &Books) -> sqlx::Result<()> {
+        tally::on_commit(tx, R::NAME, books.done_at_once, &books.marks, books.waits.len());
+        if !books.marks.is_empty() {
+            let now = tx.now();
+            inbox::mark_many(tx, R::NAME, &books.marks, now).await?;
+            outbox::append_many(tx, &books.retries).await?;
+        }
+        waiting::keep_many(tx, R::NAME, &books.waits, self.kernel.tuning.wait_deadline).await
+    }
+
+    /// Notes what an outcome means for an event that has had `attempts` before this one.
+    pub(super) fn book(
+        &self,
+        message: &Message<R::Fact>,
+        attempts: i32,
+        outcome: &Outcome,
+        books: &mut Books,
+    ) -> Settle {
         let event_id = message.event.event_id;
+        let attempt = attempts + 1;
         let mark = |state, due_in, reason: Option<&str>, error: Option<&String>| Mark {
             event_id,
             state,
-            attempts,
+            attempts: attempt,
             due_in,
             reason: reason.map(str::to_owned),
             last_error: error.map(|error| event::without_nul(error).chars().take(ERROR_CHARS_MAX).collect()),
         };
         match outcome {
-            Outcome::Done => (mark(State::Processed, None, None, None), Settle::Ack),
+            Outcome::Done => {
+                books.marks.push(mark(State::Processed, None, None, None));
+                Settle::Ack
+            }
+            Outcome::Moot { why } => {
+                books.marks.push(mark(State::Processed, None, Some("moot"), Some(why)));
+                Settle::Ack
+            }
+            Outcome::Wait { key } => {
+                assert!(R::AWAITED.contains(key), "{} must declare that {key} is awaited, or nothing wakes", R::NAME);
+                let waiting_for = waiting::name(key, &message.event);
+                // To wait is no attempt.
+                books.waits.push(Wait { event_id, attempts, waiting_for, body: message.body.clone() });
+                Settle::Ack
+            }
             Outcome::Reject { reason, error } => {
                 tracing::warn!(
                     consumer = R::NAME, event.id = %event_id, reason, %error, "DEAD LETTER {} {}", R::NAME, message.key
                 );
-                (mark(State::Dead, None, Some(reason), Some(error)), Settle::Reject)
+                books.marks.push(mark(State::Dead, None, Some(reason), Some(error)));
+                Settle::Reject
             }
-            Outcome::Retry { error } => match self.kernel.tuning.retry.delay(attempts.unsigned_abs()) {
+            Outcome::Retry { error } => match self.kernel.tuning.retry.delay(attempt.unsigned_abs()) {
                 Some(delay) => {
                     tracing::info!(
-                        consumer = R::NAME, event.id = %event_id, attempts, ?delay, %error, "RETRY {} {}", R::NAME,
-                        message.key
+                        consumer = R::NAME, event.id = %event_id, attempts = attempt, ?delay, %error, "RETRY {} {}",
+                        R::NAME, message.key
                     );
-                    retries.push(Entry::retry(&message.event, &message.body, &self.queue, attempts, delay));
-                    (mark(State::Retrying, Some(delay), None, Some(error)), Settle::AckRetry)
+                    books.retries.push(Entry::retry(&message.event, &message.body, &self.queue, attempt, delay));
+                    books.marks.push(mark(State::Retrying, Some(delay), None, Some(error)));
+                    Settle::AckRetry
                 }
                 None => {
                     let exhausted = Outcome::Reject { reason: "retries-exhausted", error: error.clone() };
-                    self.book(item, attempts, &exhausted, retries)
+                    self.book(message, attempts, &exhausted, books)
                 }
             },
         }
@@ -453,10 +556,7 @@ impl<R: Reaction> Consumer<R> {
 
     /// The culprit stands alone: its failure counts as an attempt, and it is retried or rejected.
     async fn blame(&self, item: &Item<R::Fact>, failure: Failure) -> sqlx::Result<(Tag, Settle)> {
-        let (last_word, error) = match failure {
-            Failure::Database(error) => ("retries-exhausted", format!("database: {error}")),
-            Failure::Panic(text) => ("handler-panic", format!("the handler panicked: {text}")),
-        };
+        let (last_word, error) = failure.blame();
         let mut tx = self.kernel.db.begin().await?;
         let plan = self.plan(&mut tx, std::slice::from_ref(item)).await?;
         let Some((_, met)) = plan.run.first() else {
@@ -489,7 +589,7 @@ impl<R: Reaction> Consumer<R> {
             inbox::record_run(&mut tx, R::NAME, &Arrival::from(&item.message)).await?;
         }
         tx.commit().await?;
-        let ended = self.run_halving(std::slice::from_ref(&item), settled).await;
+        let ended = self.run_halving(std::slice::from_ref(&item), Waking::Later, settled).await;
         if ended.is_err() {
             // The database's trouble is not the message's. Best effort: it may be too far away to say so.
             let mut tx = self.kernel.db.begin().await?;
@@ -534,15 +634,6 @@ impl Plan {
     fn dismiss(&mut self, tag: Tag, event_id: Uuid) {
         self.duplicates.push(event_id);
         self.settled.push((tag, Settle::Ack));
-    }
-}
-
-/// How many reruns of the same work an error is worth.
-fn reruns_worth(error: &sqlx::Error) -> u32 {
-    match Trouble::of(error) {
-        Trouble::Conflict => CONFLICTS_MAX,
-        _ if error.as_database_error().is_some_and(sqlx::error::DatabaseError::is_unique_violation) => REMINTS_MAX,
-        _ => 0,
     }
 }
 

@@ -5,6 +5,7 @@
 //! - [`outbox`] rows are written in the transaction that makes a fact true, and [`relay`] publishes them;
 //! - [`transport`] carries them at least once;
 //! - [`consumer`] hands batches to a reaction, with the [`inbox`] row and the effect in one commit, then acks;
+//! - an event that comes before its predecessor waits in the inbox ([`waiting`]);
 //! - what fails for now is retried through the outbox ([`retry`]); what fails for good is rejected to the
 //!   dead-letter queue, and [`office`] files it in SQL ([`dead_letters`]).
 //!
@@ -17,6 +18,8 @@
 //! | an event delivered again has no second effect | `consumers::a_duplicate_has_no_second_effect_and_is_counted` |
 //! | one bad event does not hold up its batch | `consumers::a_batch_that_fails_as_a_whole_is_halved_down_to_the_culprit` |
 //! | a crash at any named point loses and doubles nothing | `crashes::*` |
+//! | a queue that was deleted costs no event | `rabbit::*::a_deleted_queue_is_declared_again_and_nothing_is_lost` |
+//! | an event that waits runs with its predecessor, whichever instance has it | `waiting::*` |
 //! | poison is filed with its bytes and reason | `consumers::poison_is_filed_verbatim_with_its_reason` |
 
 pub mod consumer;
@@ -25,6 +28,7 @@ pub mod event;
 pub mod faults;
 pub mod health;
 pub mod inbox;
+pub mod mending;
 pub mod office;
 pub mod outbox;
 pub mod pause;
@@ -32,6 +36,7 @@ pub mod relay;
 pub mod retry;
 mod tally;
 pub mod transport;
+pub mod waiting;
 
 use std::future::Future;
 use std::time::Duration;
@@ -53,6 +58,8 @@ pub trait Reaction: Send + Sync + 'static {
     const NAME: &'static str;
     /// The routing keys its queue is bound to.
     const KEYS: &'static [&'static str];
+    /// Those of its keys that other events may wait for; see [`Outcome::Wait`].
+    const AWAITED: &'static [&'static str] = &[];
     /// What payloads decode to.
     type Fact: Send + Sync;
 
@@ -76,6 +83,16 @@ pub trait Reaction: Send + Sync + 'static {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     Done,
+    /// Done, and there was nothing to do: what it would have changed has moved on. The inbox keeps why.
+    Moot {
+        why: String,
+    },
+    /// Came too early: kept until the event `key` about the same aggregate has been handled, and run in that very
+    /// transaction. Before it decides so, a reaction must lock a row that the handling of `key` locks too, writing it
+    /// if it is not there. `key` must be one of [`Reaction::AWAITED`].
+    Wait {
+        key: &'static str,
+    },
     /// Failed for now: run again later.
     Retry {
         error: String,
@@ -88,6 +105,14 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    pub fn moot(why: impl Into<String>) -> Self {
+        Self::Moot { why: why.into() }
+    }
+
+    pub fn wait_for(key: &'static str) -> Self {
+        Self::Wait { key }
+    }
+
     pub fn retry(error: impl Into<String>) -> Self {
         Self::Retry { error: error.into() }
     }
@@ -121,6 +146,8 @@ pub struct Tuning {
     pub batch: usize,
     pub poll: Duration,
     pub retry: Backoff,
+    /// How long an event may wait for its predecessor.
+    pub wait_deadline: Duration,
     pub event_bytes_max: usize,
 }
 

@@ -1,52 +1,47 @@
-//! Counts what became of events, once their transaction is committed, and says it in the log.
+//! Counts what became of events, once their transaction is committed, and says so in the log where nobody else does.
+
+use std::borrow::Cow;
 
 use uuid::Uuid;
 
+use super::inbox::{Mark, State};
 use crate::db::Tx;
 use crate::metrics::Metrics;
 
-/// What became of one event that was run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Result {
-    Done,
-    Retried,
-    /// Under this reason code.
-    Rejected(&'static str),
-}
-
-/// Counts the results of a batch when `tx` commits.
-pub fn on_commit(tx: &mut Tx, consumer: &'static str, results: impl Iterator<Item = Result>) {
-    let (mut done, mut retried, mut rejected) = (0, 0, Vec::new());
-    for result in results {
-        match result {
-            Result::Done => done += 1,
-            Result::Retried => retried += 1,
-            Result::Rejected(reason) => rejected.push(reason),
-        }
-    }
-    if (done, retried, rejected.len()) == (0, 0, 0) {
+/// Counts what is written about a batch when `tx` commits: `done` new events whose inbox row says so already, those
+/// with a mark of their own, and those kept `waiting`.
+pub fn on_commit(tx: &mut Tx, consumer: &'static str, done: usize, marks: &[Mark], waiting: usize) {
+    let marked = |state| marks.iter().filter(|mark| mark.state == state).count();
+    let results = [
+        ("done", done + marked(State::Processed)),
+        ("retried", marked(State::Retrying)),
+        ("rejected", marked(State::Dead)),
+        ("waiting", waiting),
+    ];
+    if results.iter().all(|(_, count)| *count == 0) {
         return;
     }
+    let dead = marks.iter().filter(|mark| mark.state == State::Dead);
+    let reasons: Vec<String> = dead.filter_map(|mark| mark.reason.clone()).collect();
     let metrics = tx.metrics().clone();
     tx.after_commit(move || {
-        for (result, count) in [("done", done), ("retried", retried), ("rejected", rejected.len() as u64)] {
-            if count > 0 {
-                metrics.consumer_processed.get_or_create(&[("consumer", consumer), ("result", result)]).inc_by(count);
+        for (result, count) in results.into_iter().filter(|(_, count)| *count > 0) {
+            let labels = [("consumer", consumer), ("result", result)];
+            metrics.consumer_processed.get_or_create(&labels).inc_by(count as u64);
+            if result == "retried" {
+                let labels = [("consumer", consumer), ("reason", "failed-for-now")];
+                metrics.consumer_retries.get_or_create(&labels).inc_by(count as u64);
             }
         }
-        if retried > 0 {
-            let labels = [("consumer", consumer), ("reason", "failed-for-now")];
-            metrics.consumer_retries.get_or_create(&labels).inc_by(retried);
-        }
-        for reason in rejected {
-            self::rejected(&metrics, consumer, reason);
+        for reason in reasons {
+            rejected(&metrics, consumer, reason.into());
         }
     });
 }
 
 /// Counts a delivery that goes to the dead-letter queue.
-pub fn rejected(metrics: &Metrics, consumer: &'static str, reason: &'static str) {
-    metrics.consumer_dlq.get_or_create(&[("consumer", consumer), ("reason", reason)]).inc();
+pub fn rejected(metrics: &Metrics, consumer: &'static str, reason: Cow<'static, str>) {
+    metrics.consumer_dlq.get_or_create(&[("consumer", consumer.into()), ("reason", reason)]).inc();
 }
 
 /// Counts deliveries dismissed as duplicates when `tx` commits.

@@ -3,6 +3,7 @@
 use uuid::Uuid;
 
 use crate::inventory::events::{InventoryFailed, InventoryReserved};
+use crate::orders::events::{OrderMoved, OrderPaid};
 
 /// What a notice is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize, utoipa::ToSchema)]
@@ -32,6 +33,9 @@ impl Kind {
 pub enum Fact {
     Reserved(InventoryReserved),
     Failed(InventoryFailed),
+    Paid(OrderPaid),
+    Cancelled(OrderMoved),
+    Expired(OrderMoved),
 }
 
 impl Fact {
@@ -40,6 +44,9 @@ impl Fact {
         match self {
             Self::Reserved(reserved) => (reserved.order_id, Kind::Reserved),
             Self::Failed(failed) => (failed.order_id, Kind::Rejected),
+            Self::Paid(paid) => (paid.order_id, Kind::Paid),
+            Self::Cancelled(cancelled) => (cancelled.order_id, Kind::Cancelled),
+            Self::Expired(expired) => (expired.order_id, Kind::Expired),
         }
     }
 
@@ -50,6 +57,18 @@ impl Fact {
                 format!("Your order is reserved, reservation {}", reserved.reservation_number)
             }
             Self::Failed(failed) => format!("Your order cannot be filled. {}", failed.reason),
+            Self::Paid(paid) => {
+                format!("Your payment of {} {} has come in", paid.amount_minor.get(), paid.currency.as_str())
+            }
+            Self::Cancelled(cancelled) => with_reason("Your order is cancelled", cancelled),
+            Self::Expired(expired) => with_reason("Your order has expired", expired),
         }
+    }
+}
+
+fn with_reason(sentence: &str, moved: &OrderMoved) -> String {
+    match &moved.reason {
+        Some(reason) => format!("{sentence}. {reason}"),
+        None => sentence.to_owned(),
     }
 }

@@ -1,4 +1,4 @@
-//! What notifications do when inventory answers.
+//! What notifications do when something becomes of an order.
 
 use serde_json::value::RawValue;
 
@@ -7,18 +7,22 @@ use super::service;
 use crate::db::Tx;
 use crate::inventory::events::{FAILED, RESERVED};
 use crate::messaging::{Message, Outcome, Reaction};
+use crate::orders::events::{CANCELLED, EXPIRED, PAID};
 
 pub struct Notifications;
 
 impl Reaction for Notifications {
     const NAME: &'static str = "notifications";
-    const KEYS: &'static [&'static str] = &[RESERVED, FAILED];
+    const KEYS: &'static [&'static str] = &[RESERVED, FAILED, PAID, CANCELLED, EXPIRED];
     type Fact = Fact;
 
     fn decode(key: &str, payload: &RawValue) -> Result<Fact, serde_json::Error> {
         Ok(match key {
             RESERVED => Fact::Reserved(serde_json::from_str(payload.get())?),
-            _ => Fact::Failed(serde_json::from_str(payload.get())?),
+            FAILED => Fact::Failed(serde_json::from_str(payload.get())?),
+            PAID => Fact::Paid(serde_json::from_str(payload.get())?),
+            CANCELLED => Fact::Cancelled(serde_json::from_str(payload.get())?),
+            _ => Fact::Expired(serde_json::from_str(payload.get())?),
         })
     }
 

@@ -1,5 +1,6 @@
 //! The operator's API: queues and consumers, inbox, outbox, dead letters, metrics, and the fault lab.
 
+pub mod audit;
 pub mod dead_letters;
 pub mod inbox;
 pub mod lab;
@@ -10,6 +11,7 @@ pub mod timeline;
 
 use std::sync::Arc;
 
+use audit::Audits;
 use utoipa_axum::router::OpenApiRouter;
 
 use crate::messaging::Kernel;
@@ -19,6 +21,7 @@ use crate::messaging::transport::Topology;
 pub struct Operations {
     pub kernel: Kernel,
     pub topology: Arc<Topology>,
+    pub audits: Audits,
 }
 
 pub fn routes() -> OpenApiRouter<Operations> {
@@ -28,4 +31,5 @@ pub fn routes() -> OpenApiRouter<Operations> {
         .merge(outbox::routes())
         .merge(dead_letters::routes())
         .merge(timeline::routes())
+        .merge(audit::routes())
 }

@@ -1,4 +1,4 @@
-//! The order desk: concurrent requests share commits.
+//! The order desk: concurrent requests, to place an order or to take one a step on, share commits.
 //!
 //! Whatever has arrived while the last group was being committed goes into the next transaction, so a lone
 //! request is committed at once and a crowd pays for one commit together. Each is answered after the commit. If a
@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::error::OrderError;
-use super::service::{self, Placed, Submission};
+use super::service::{self, Placed, StepRequest, Stepped, Submission};
 use crate::db::{Db, Trouble, Tx};
 use crate::messaging::faults::Faults;
 use crate::messaging::health::{Health, Pulse};
@@ -26,31 +26,37 @@ const GROUP_MAX: usize = 512;
 /// How often a group is run again after losing to another transaction or meeting a taken number.
 const RERUNS_MAX: u32 = 10;
 
-type Answer = Result<Placed, OrderError>;
-
-struct Waiting {
-    submission: Submission,
-    answer: oneshot::Sender<Answer>,
+/// What somebody came for, and where the answer goes.
+enum Waiting {
+    ToPlace { submission: Submission, answer: oneshot::Sender<Result<Placed, OrderError>> },
+    ToStep { request: StepRequest, answer: oneshot::Sender<Result<Stepped, OrderError>> },
 }
 
 /// The counter, for whoever has an order to place.
 #[derive(Clone)]
 pub struct Desk {
-    submissions: mpsc::Sender<Waiting>,
+    counter: mpsc::Sender<Waiting>,
 }
 
 impl Desk {
     /// The counter and the clerk behind it, who must be run.
     pub fn open(db: Db, faults: Faults, health: &Health, numbers: Arc<Numbers>) -> (Self, Clerk) {
-        let (submissions, waiting) = mpsc::channel(WAITING_MAX);
+        let (counter, waiting) = mpsc::channel(WAITING_MAX);
         let pulse = health.register_serving(NAME);
-        (Self { submissions }, Clerk { db, faults, pulse, numbers, waiting })
+        (Self { counter }, Clerk { db, faults, pulse, numbers, waiting })
     }
 
     /// Places an order; returns once it is committed.
-    pub async fn place(&self, submission: Submission) -> Answer {
+    pub async fn place(&self, submission: Submission) -> Result<Placed, OrderError> {
         let (answer, answered) = oneshot::channel();
-        self.submissions.send(Waiting { submission, answer }).await.map_err(|_| OrderError::Draining)?;
+        self.counter.send(Waiting::ToPlace { submission, answer }).await.map_err(|_| OrderError::Draining)?;
+        answered.await.map_err(|_| OrderError::Draining)?
+    }
+
+    /// Takes an order a step on; returns once that is committed, or refused.
+    pub async fn step(&self, request: StepRequest) -> Result<Stepped, OrderError> {
+        let (answer, answered) = oneshot::channel();
+        self.counter.send(Waiting::ToStep { request, answer }).await.map_err(|_| OrderError::Draining)?;
         answered.await.map_err(|_| OrderError::Draining)?
     }
 }
@@ -99,39 +105,40 @@ impl Clerk {
         }
         let mut todo = vec![group];
         while let Some(mut group) = todo.pop() {
-            let submissions: Vec<&Submission> = group.iter().map(|waiting| &waiting.submission).collect();
             let begun = match begun.take() {
                 Some(begun) => begun,
                 None => self.db.begin().await,
             };
-            match self.place(begun, &submissions).await {
-                Ok(placed) => {
+            match self.handle(begun, &group).await {
+                Ok(answers) => {
                     self.pulse.running(self.db.clock().now());
-                    answer_all(group, placed.into_iter().map(Ok));
+                    answers.give(group);
                 }
-                Err(error) if Trouble::of(&error).is_passing() => {
-                    // Nobody's fault in particular, and halving would only knock more often: all hear of it.
-                    let (trouble, cause) = (Trouble::of(&error), error.to_string());
-                    self.db.metrics().db_busy.inc();
-                    self.pulse.troubled(cause.clone(), self.db.clock().now());
-                    let answer = || Err(OrderError::GroupFailed { trouble, cause: cause.clone() });
-                    answer_all(group, std::iter::repeat_with(answer));
-                }
-                Err(error) if group.len() == 1 => answer_all(group, [Err(error.into())]),
-                Err(_) => {
+                Err(error) if group.len() > 1 && !Trouble::of(&error).is_passing() => {
                     let right = group.split_off(group.len() / 2);
                     todo.extend([right, group]);
+                }
+                Err(error) => {
+                    // A database in trouble is nobody's fault in particular, and halving would only knock more often.
+                    let (trouble, cause) = (Trouble::of(&error), error.to_string());
+                    if trouble.is_passing() {
+                        self.db.metrics().db_busy.inc();
+                        self.pulse.troubled(cause.clone(), self.db.clock().now());
+                    }
+                    for waiting in group {
+                        waiting.fail(OrderError::GroupFailed { trouble, cause: cause.clone() });
+                    }
                 }
             }
         }
     }
 
     /// One transaction for all of them, run again while it merely loses to others or meets a taken number.
-    async fn place(&self, begun: sqlx::Result<Tx>, submissions: &[&Submission]) -> sqlx::Result<Vec<Placed>> {
+    async fn handle(&self, begun: sqlx::Result<Tx>, group: &[Waiting]) -> sqlx::Result<Answers> {
         let mut tx = begun;
         let mut reruns = 0;
         loop {
-            match self.place_once(tx?, submissions).await {
+            match self.handle_once(tx?, group).await {
                 Err(error) if reruns < RERUNS_MAX && worth_a_rerun(&error) => {
                     self.db.metrics().db_serialization_retries.inc();
                     reruns += 1;
@@ -142,24 +149,65 @@ impl Clerk {
         }
     }
 
-    async fn place_once(&self, mut tx: Tx, submissions: &[&Submission]) -> sqlx::Result<Vec<Placed>> {
-        let placed = service::place_many(&mut tx, submissions, &self.numbers).await?;
+    async fn handle_once(&self, mut tx: Tx, group: &[Waiting]) -> sqlx::Result<Answers> {
+        let (mut submissions, mut requests) = (Vec::new(), Vec::new());
+        for waiting in group {
+            match waiting {
+                Waiting::ToPlace { submission, .. } => submissions.push(submission),
+                Waiting::ToStep { request, .. } => requests.push(request),
+            }
+        }
+        let mut answers = Answers::default();
+        if !submissions.is_empty() {
+            answers.placed = service::place_many(&mut tx, &submissions, &self.numbers).await?;
+        }
+        if !requests.is_empty() {
+            answers.stepped = service::step_many(&mut tx, &requests).await?;
+        }
         self.faults.reach("orders.before_commit", "orders");
         tx.commit().await?;
         self.faults.reach("orders.after_commit", "orders");
-        Ok(placed)
+        Ok(answers)
     }
 }
 
-/// Ids are fresh and keys are claimed without conflict, so the only key that can be taken is an order number.
+/// What a committed group is answered with, each kind in the order it came.
+#[derive(Default)]
+struct Answers {
+    placed: Vec<Placed>,
+    stepped: Vec<Stepped>,
+}
+
+impl Answers {
+    fn give(self, group: Vec<Waiting>) {
+        let (mut placed, mut stepped) = (self.placed.into_iter(), self.stepped.into_iter());
+        for waiting in group {
+            match waiting {
+                Waiting::ToPlace { answer, .. } => tell(answer, placed.next()),
+                Waiting::ToStep { answer, .. } => tell(answer, stepped.next()),
+            }
+        }
+    }
+}
+
+fn tell<T>(answer: oneshot::Sender<Result<T, OrderError>>, outcome: Option<T>) {
+    let outcome = outcome.expect("one answer for each of the group");
+    // A caller that hung up has its order all the same.
+    let _ = answer.send(Ok(outcome));
+}
+
+impl Waiting {
+    fn fail(self, error: OrderError) {
+        match self {
+            Self::ToPlace { answer, .. } => drop(answer.send(Err(error))),
+            Self::ToStep { answer, .. } => drop(answer.send(Err(error))),
+        }
+    }
+}
+
+/// Ids are fresh and keys are claimed without conflict, so the only key that can be taken is an order number, or an
+/// idempotency key that another instance was just using: the rerun mints anew and reads again.
 fn worth_a_rerun(error: &sqlx::Error) -> bool {
     Trouble::of(error) == Trouble::Conflict
         || error.as_database_error().is_some_and(sqlx::error::DatabaseError::is_unique_violation)
-}
-
-fn answer_all(group: Vec<Waiting>, answers: impl IntoIterator<Item = Answer>) {
-    for (waiting, answer) in group.into_iter().zip(answers) {
-        // A caller that hung up has its order all the same.
-        let _ = waiting.answer.send(answer);
-    }
 }

@@ -6,11 +6,16 @@ use uuid::Uuid;
 use crate::messaging::event::is_plain_text;
 
 pub const PLACED: &str = "order.placed";
+pub const PAID: &str = "order.paid";
+pub const CANCELLED: &str = "order.cancelled";
+pub const EXPIRED: &str = "order.expired";
+pub const FULFILLED: &str = "order.fulfilled";
 
 /// More than anyone orders; keeps sums of a hundred lines within i64.
 pub const QUANTITY_MAX: i64 = 1_000_000_000;
 pub const PRICE_MINOR_MAX: i64 = 1_000_000_000_000;
 pub const SKU_CHARS_MAX: usize = 64;
+pub const CUSTOMER_CHARS_MAX: usize = 128;
 
 /// `order.placed`
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -21,6 +26,23 @@ pub struct OrderPlaced {
     pub currency: String,
     pub total_minor: i64,
     pub items: Vec<Item>,
+}
+
+/// `order.paid`
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct OrderPaid {
+    pub order_id: Uuid,
+    pub customer_id: Customer,
+    pub amount_minor: Amount,
+    pub currency: Currency,
+}
+
+/// `order.cancelled`, `order.expired`, `order.fulfilled`
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct OrderMoved {
+    pub order_id: Uuid,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -101,6 +123,71 @@ impl TryFrom<i64> for Price {
             Ok(Self(price))
         } else {
             Err(format!("a price is 0 to {PRICE_MINOR_MAX} minor units, not {price}"))
+        }
+    }
+}
+
+/// A sum of money in minor units: what an order comes to, what is paid for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "i64")]
+pub struct Amount(i64);
+
+impl Amount {
+    pub fn get(self) -> i64 {
+        self.0
+    }
+}
+
+impl TryFrom<i64> for Amount {
+    type Error = String;
+
+    fn try_from(amount: i64) -> Result<Self, Self::Error> {
+        if amount >= 0 { Ok(Self(amount)) } else { Err(format!("an amount is 0 or more minor units, not {amount}")) }
+    }
+}
+
+/// Who ordered, in the words of whoever placed the order.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Customer(String);
+
+impl Customer {
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl TryFrom<String> for Customer {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        if is_plain_text(&text, CUSTOMER_CHARS_MAX) {
+            Ok(Self(text))
+        } else {
+            Err(format!("must have 1 to {CUSTOMER_CHARS_MAX} characters and no control characters"))
+        }
+    }
+}
+
+/// Three capital letters.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Currency(String);
+
+impl Currency {
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl TryFrom<String> for Currency {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        if text.len() == 3 && text.bytes().all(|byte| byte.is_ascii_uppercase()) {
+            Ok(Self(text))
+        } else {
+            Err("must be three capital letters, as in USD".to_owned())
         }
     }
 }

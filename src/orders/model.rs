@@ -3,11 +3,8 @@
 use uuid::Uuid;
 
 use super::error::OrderError;
-use super::events::{Item, OrderPlaced};
+use super::events::{Amount, Currency, Customer, Item, OrderPlaced};
 use crate::clock::{Timestamp, mint_id};
-use crate::messaging::event::is_plain_text;
-
-pub const CUSTOMER_CHARS_MAX: usize = 128;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OrderId(pub Uuid);
@@ -53,8 +50,8 @@ impl Status {
 /// What a customer asks for, checked: nothing past this type checks it again.
 #[derive(Debug, Clone)]
 pub struct Request {
-    customer_id: String,
-    currency: String,
+    customer_id: Customer,
+    currency: Currency,
     items: Vec<Item>,
     total_minor: i64,
 }
@@ -66,13 +63,8 @@ impl Request {
         items: Vec<Item>,
         items_max: usize,
     ) -> Result<Self, OrderError> {
-        if !is_plain_text(&customer_id, CUSTOMER_CHARS_MAX) {
-            let rule = format!("must have 1 to {CUSTOMER_CHARS_MAX} characters and no control characters");
-            return Err(OrderError::invalid("/customer_id", rule));
-        }
-        if currency.len() != 3 || !currency.bytes().all(|byte| byte.is_ascii_uppercase()) {
-            return Err(OrderError::invalid("/currency", "must be three capital letters, as in USD"));
-        }
+        let customer_id = Customer::try_from(customer_id).map_err(|rule| OrderError::invalid("/customer_id", rule))?;
+        let currency = Currency::try_from(currency).map_err(|rule| OrderError::invalid("/currency", rule))?;
         if items.is_empty() || items.len() > items_max {
             return Err(OrderError::invalid(
                 "/items",
@@ -122,12 +114,12 @@ impl Order {
         Self {
             id: OrderId(mint_id()),
             number,
-            customer_id: request.customer_id.clone(),
+            customer_id: request.customer_id.as_str().to_owned(),
             status: Status::Placed,
             reason: None,
             items: request.items.clone(),
             total_minor: request.total_minor,
-            currency: request.currency.clone(),
+            currency: request.currency.as_str().to_owned(),
             group_id: placing.group_id.clone(),
             subsidiary_id: placing.subsidiary_id.clone(),
             correlation_id: placing.correlation_id.clone(),
@@ -145,6 +137,101 @@ impl Order {
             currency: self.currency.clone(),
             total_minor: self.total_minor,
             items: self.items.clone(),
+        }
+    }
+}
+
+/// What may be done to an order once it is placed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    Pay { amount: Amount, currency: Currency },
+    Cancel { reason: Option<String> },
+    Expire,
+    Fulfil,
+}
+
+/// Why an order does not take a step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refusal {
+    /// Not from the state it is in.
+    State { status: Status, rule: &'static str },
+    /// A payment of another amount than the order comes to.
+    Amount { total: Amount },
+    /// A payment in another currency than the order's.
+    Currency { currency: Currency },
+}
+
+/// Why a hold that ran out ended.
+pub const NOT_PAID_IN_TIME: &str = "It was not paid while it was held";
+
+impl Step {
+    /// The state it leads to.
+    pub fn to(&self) -> Status {
+        match self {
+            Self::Pay { .. } => Status::Paid,
+            Self::Cancel { .. } => Status::Cancelled,
+            Self::Expire => Status::Expired,
+            Self::Fulfil => Status::Fulfilled,
+        }
+    }
+
+    /// The states it may be taken from, and the same in words.
+    fn from(&self) -> (&'static [Status], &'static str) {
+        match self {
+            Self::Pay { .. } => (&[Status::Reserved], "only a reserved order can be paid"),
+            Self::Cancel { .. } => {
+                (&[Status::Placed, Status::Reserved], "only an order that is placed or reserved can be cancelled")
+            }
+            Self::Expire => (&[Status::Reserved], "only a reserved order can expire"),
+            Self::Fulfil => (&[Status::Paid], "only a paid order can be fulfilled"),
+        }
+    }
+
+    /// Why the order is in the state it leads to, for people.
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            Self::Cancel { reason } => reason.as_deref(),
+            Self::Expire => Some(NOT_PAID_IN_TIME),
+            Self::Pay { .. } | Self::Fulfil => None,
+        }
+    }
+
+    /// Is it only too early for this step, so that waiting may help?
+    pub fn is_early(&self, status: Status) -> bool {
+        match self {
+            Self::Pay { .. } => status == Status::Placed,
+            Self::Fulfil => matches!(status, Status::Placed | Status::Reserved),
+            Self::Cancel { .. } | Self::Expire => false,
+        }
+    }
+}
+
+/// An order as far as its next step is concerned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Standing {
+    pub group_id: String,
+    pub id: OrderId,
+    pub subsidiary_id: Option<String>,
+    pub correlation_id: String,
+    pub status: Status,
+    pub customer_id: Customer,
+    pub total: Amount,
+    pub currency: Currency,
+}
+
+impl Standing {
+    /// The state that `step` leads this order to, if it may be taken.
+    pub fn decide(&self, step: &Step) -> Result<Status, Refusal> {
+        let (from, rule) = step.from();
+        if !from.contains(&self.status) {
+            return Err(Refusal::State { status: self.status, rule });
+        }
+        match step {
+            Step::Pay { amount, .. } if *amount != self.total => Err(Refusal::Amount { total: self.total }),
+            Step::Pay { currency, .. } if *currency != self.currency => {
+                Err(Refusal::Currency { currency: self.currency.clone() })
+            }
+            _ => Ok(step.to()),
         }
     }
 }
@@ -197,5 +284,58 @@ mod tests {
         }
         assert!(Request::try_new("a\u{7}".into(), "USD".into(), vec![item(1, 0)], 3).is_err());
         assert!(Request::try_new("a".into(), "usd".into(), vec![item(1, 0)], 3).is_err());
+    }
+
+    fn usd(amount: i64) -> Step {
+        let currency = Currency::try_from("USD".to_owned()).unwrap();
+        Step::Pay { amount: Amount::try_from(amount).unwrap(), currency }
+    }
+
+    fn standing(status: Status) -> Standing {
+        Standing {
+            group_id: "g".into(),
+            id: OrderId(mint_id()),
+            subsidiary_id: None,
+            correlation_id: "c".into(),
+            status,
+            customer_id: Customer::try_from("alice".to_owned()).unwrap(),
+            total: Amount::try_from(2500).unwrap(),
+            currency: Currency::try_from("USD".to_owned()).unwrap(),
+        }
+    }
+
+    #[test]
+    fn each_step_may_be_taken_from_its_states_and_from_no_other() {
+        use Status::{Cancelled, Expired, Fulfilled, Paid, Placed, Rejected, Reserved};
+        let steps = [
+            (usd(2500), vec![Reserved], Paid),
+            (Step::Cancel { reason: None }, vec![Placed, Reserved], Cancelled),
+            (Step::Expire, vec![Reserved], Expired),
+            (Step::Fulfil, vec![Paid], Fulfilled),
+        ];
+        for (step, from, to) in steps {
+            for status in [Placed, Reserved, Rejected, Paid, Cancelled, Expired, Fulfilled] {
+                match standing(status).decide(&step) {
+                    Ok(reached) => assert!(from.contains(&status) && reached == to, "{step:?} from {status:?}"),
+                    Err(Refusal::State { status: named, .. }) => {
+                        assert!(!from.contains(&status) && named == status, "{step:?} from {status:?}");
+                    }
+                    Err(other) => panic!("{other:?}"),
+                }
+                assert!(!(from.contains(&status) && step.is_early(status)), "{step:?} from {status:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_payment_is_the_total_in_the_orders_currency() {
+        let order = standing(Status::Reserved);
+        for wrong in [0, 2499, 2501] {
+            assert_eq!(order.decide(&usd(wrong)), Err(Refusal::Amount { total: order.total }));
+        }
+        let euros = Step::Pay { amount: order.total, currency: Currency::try_from("EUR".to_owned()).unwrap() };
+        assert_eq!(order.decide(&euros), Err(Refusal::Currency { currency: order.currency.clone() }));
+        let free = Standing { total: Amount::try_from(0).unwrap(), ..order };
+        assert_eq!(free.decide(&usd(0)), Ok(Status::Paid), "an order that costs nothing may be paid");
     }
 }

@@ -1,5 +1,7 @@
 //! What orders do when inventory answers.
 
+use std::time::Duration;
+
 use serde_json::value::RawValue;
 
 use super::model::{OrderId, Status};
@@ -8,7 +10,10 @@ use crate::db::Tx;
 use crate::inventory::events::{FAILED, InventoryFailed, InventoryReserved, RESERVED};
 use crate::messaging::{Message, Outcome, Reaction};
 
-pub struct Orders;
+pub struct Orders {
+    /// How long stock is held for an order that is not paid.
+    pub hold: Duration,
+}
 
 pub enum Fact {
     Reserved(InventoryReserved),
@@ -32,8 +37,18 @@ impl Reaction for Orders {
         // Locked in the order of their keys; of two answers on one order the first stands.
         answers.sort_by(|a, b| (&a.group_id, a.order_id).cmp(&(&b.group_id, b.order_id)));
         answers.dedup_by(|later, first| (&later.group_id, later.order_id) == (&first.group_id, first.order_id));
-        service::answer_many(tx, &answers).await?;
-        Ok(vec![Outcome::Done; batch.len()])
+        let late = service::answer_many(tx, &answers, self.hold).await?;
+        Ok(batch
+            .iter()
+            .map(|message| {
+                let Answer { group_id, order_id, .. } = answer(message);
+                match late.get(&(group_id, order_id)) {
+                    None => Outcome::Done,
+                    Some(Some(status)) => Outcome::moot(format!("the order is {} already", status.as_str())),
+                    Some(None) => Outcome::moot("there is no such order here"),
+                }
+            })
+            .collect())
     }
 }
 

@@ -1,13 +1,14 @@
 //! What orders do, each in the caller's transaction.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
 
 use uuid::Uuid;
 
 use super::error::OrderError;
-use super::events::PLACED;
-use super::model::{Order, OrderId, Placing, Request, Status};
-use super::store::{self, Key, KeyUse};
+use super::events::{CANCELLED, EXPIRED, FULFILLED, OrderMoved, OrderPaid, PAID, PLACED};
+use super::model::{Order, OrderId, Placing, Refusal, Request, Standing, Status, Step};
+use super::store::{self, Key, KeyUse, StepKey, Taken};
 use crate::clock::Timestamp;
 use crate::db::Tx;
 use crate::messaging::{Event, Origin, outbox};
@@ -102,11 +103,15 @@ async fn claim_keys(tx: &mut Tx, submissions: &[&Submission], drafts: &[Order]) 
             } else if first_use.fingerprint == key.fingerprint {
                 Some(Placed::Replay(first_use.order_id))
             } else {
-                let prefix = first_use.fingerprint[..4].iter().map(|byte| format!("{byte:02x}")).collect();
-                Some(Placed::KeyReused { first_fingerprint: prefix })
+                Some(Placed::KeyReused { first_fingerprint: prefix_of(&first_use.fingerprint) })
             }
         })
         .collect())
+}
+
+/// Enough of a fingerprint to tell two requests apart by eye.
+fn prefix_of(fingerprint: &[u8; 32]) -> String {
+    fingerprint[..4].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn placed_event(order: &Order) -> Event {
@@ -128,13 +133,169 @@ pub struct Answer {
     pub reason: Option<String>,
 }
 
-/// Records answers on orders that still wait for one; the rest have moved on or are not ours.
-pub async fn answer_many(tx: &mut Tx, answers: &[Answer]) -> sqlx::Result<()> {
+/// Records answers on orders that still wait for one, which begins the hold of those reserved. Returns, for each
+/// answer that came too late to change anything, the state its order is in; `None` if it is no order of ours.
+pub async fn answer_many(
+    tx: &mut Tx,
+    answers: &[Answer],
+    hold: Duration,
+) -> sqlx::Result<HashMap<(String, OrderId), Option<Status>>> {
     let now = tx.now();
-    store::answer_many(tx, answers, now).await?;
+    let moved = store::answer_many(tx, answers, hold, now).await?;
     tx.ring_on_commit(BELL);
     time_on_commit(tx, answers);
-    Ok(())
+    if moved == answers.len() as u64 {
+        return Ok(HashMap::new());
+    }
+    let keys: Vec<(&str, OrderId)> = answers.iter().map(|answer| (answer.group_id.as_str(), answer.order_id)).collect();
+    let standings = store::lock_many(tx, &keys).await?;
+    let standings: HashMap<(&str, OrderId), &(Standing, Timestamp)> =
+        standings.iter().map(|standing| ((standing.0.group_id.as_str(), standing.0.id), standing)).collect();
+    Ok(answers
+        .iter()
+        .filter_map(|answer| {
+            let key = (answer.group_id.clone(), answer.order_id);
+            match standings.get(&(answer.group_id.as_str(), answer.order_id)) {
+                Some((standing, updated_at)) if standing.status == answer.status && *updated_at == now => None,
+                Some((standing, _)) => Some((key, Some(standing.status))),
+                None => Some((key, None)),
+            }
+        })
+        .collect())
+}
+
+/// One request to take an order a step on.
+#[derive(Debug, Clone)]
+pub struct StepRequest {
+    pub group_id: String,
+    pub order_id: OrderId,
+    pub step: Step,
+    pub key: Option<IdempotencyKey>,
+}
+
+impl StepRequest {
+    fn order(&self) -> (&str, OrderId) {
+        (&self.group_id, self.order_id)
+    }
+
+    /// Its idempotency key as it would be stored.
+    fn key_use(&self) -> Option<StepKey<'_>> {
+        let key = self.key.as_ref()?;
+        let route = match self.step {
+            Step::Pay { .. } => "POST /v1/orders/{id}/payments",
+            Step::Cancel { .. } => "POST /v1/orders/{id}/cancel",
+            Step::Fulfil => "POST /v1/orders/{id}/fulfil",
+            Step::Expire => return None,
+        };
+        let (group_id, order_id) = self.order();
+        Some(StepKey { group_id, route, key: &key.key, fingerprint: key.fingerprint, order_id })
+    }
+}
+
+/// What came of a step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Stepped {
+    Done,
+    /// The key's first use took this very step.
+    Replay,
+    /// The key's first use was another request.
+    KeyReused {
+        first_fingerprint: String,
+    },
+    Refused(Refusal),
+    /// There is no such order.
+    Missing,
+}
+
+/// Takes orders a step on: one answer per request, in order. States, keys and events are one commit. A step that is
+/// refused leaves nothing behind, not even its key.
+pub async fn step_many(tx: &mut Tx, requests: &[&StepRequest]) -> sqlx::Result<Vec<Stepped>> {
+    let now = tx.now();
+    let mut orders: Vec<(&str, OrderId)> = requests.iter().map(|request| request.order()).collect();
+    orders.sort_unstable();
+    orders.dedup();
+    let mut standings: HashMap<(String, OrderId), Standing> = store::lock_many(tx, &orders)
+        .await?
+        .into_iter()
+        .map(|(standing, _)| ((standing.group_id.clone(), standing.id), standing))
+        .collect();
+    // Read under the lock on their orders: a repeat that had to wait for the first finds its key.
+    let keys: Vec<StepKey<'_>> = requests.iter().filter_map(|request| request.key_use()).collect();
+    let mut used = store::find_step_keys(tx, &keys).await?;
+    let (mut taken, mut events, mut first_uses) = (BTreeMap::new(), Vec::new(), Vec::new());
+    let mut answers = Vec::with_capacity(requests.len());
+    for request in requests {
+        let key = request.key_use();
+        if let Some(earlier) = key.as_ref().and_then(|key| Some((used.get(&key.scope())?, key.fingerprint))) {
+            answers.push(match earlier {
+                (first, fingerprint) if *first == fingerprint => Stepped::Replay,
+                (first, _) => Stepped::KeyReused { first_fingerprint: prefix_of(first) },
+            });
+            continue;
+        }
+        let Some(standing) = standings.get_mut(&(request.group_id.clone(), request.order_id)) else {
+            answers.push(Stepped::Missing);
+            continue;
+        };
+        answers.push(match standing.decide(&request.step) {
+            Err(refusal) => Stepped::Refused(refusal),
+            Ok(to) => {
+                let (group_id, id) = request.order();
+                let reason = request.step.reason();
+                let from = taken.get(&(group_id, id)).map_or(standing.status, |earlier: &Taken<'_>| earlier.from);
+                taken.insert((group_id, id), Taken { group_id, id, from, to, reason });
+                events.push(step_event(standing, &request.step, now));
+                standing.status = to;
+                if let Some(key) = key {
+                    used.insert(key.scope(), key.fingerprint);
+                    first_uses.push(key);
+                }
+                Stepped::Done
+            }
+        });
+    }
+    if !events.is_empty() {
+        let taken: Vec<Taken<'_>> = taken.into_values().collect();
+        store::insert_step_keys(tx, &first_uses, now).await?;
+        store::take_many(tx, &taken, now).await?;
+        outbox::append_events(tx, &events).await?;
+        tx.ring_on_commit(BELL);
+    }
+    Ok(answers)
+}
+
+/// Ends holds that have run out, up to `limit` of them; returns how many. Orders that were paid or cancelled in time
+/// are no longer reserved, and those that another transaction is just moving are left to it.
+pub async fn expire_many(tx: &mut Tx, limit: i64) -> sqlx::Result<usize> {
+    let now = tx.now();
+    let expired = store::expire_many(tx, limit, Step::Expire.reason(), now).await?;
+    if !expired.is_empty() {
+        let events: Vec<Event> = expired.iter().map(|standing| step_event(standing, &Step::Expire, now)).collect();
+        outbox::append_events(tx, &events).await?;
+        tx.ring_on_commit(BELL);
+    }
+    Ok(expired.len())
+}
+
+fn step_event(order: &Standing, step: &Step, now: Timestamp) -> Event {
+    let origin = Origin {
+        group_id: order.group_id.clone(),
+        subsidiary_id: order.subsidiary_id.clone(),
+        correlation_id: order.correlation_id.clone(),
+        causation_id: None,
+    };
+    let (order_id, about) = (order.id.0, order.id.0.to_string());
+    let moved = OrderMoved { order_id, reason: step.reason().map(str::to_owned) };
+    match step {
+        Step::Pay { amount, currency } => {
+            let (customer_id, currency) = (order.customer_id.clone(), currency.clone());
+            let paid = OrderPaid { order_id, customer_id, amount_minor: *amount, currency };
+            Event::new(PAID, about, origin, now, &paid)
+        }
+        Step::Cancel { .. } => Event::new(CANCELLED, about, origin, now, &moved),
+        Step::Expire => Event::new(EXPIRED, about, origin, now, &moved),
+        Step::Fulfil => Event::new(FULFILLED, about, origin, now, &moved),
+    }
 }
 
 /// Times answered orders from their placing, which their ids tell: they are minted with the order.

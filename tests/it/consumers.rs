@@ -411,7 +411,10 @@ async fn a_soft_stop_finishes_the_batch_in_hand_and_burns_no_attempt(db: TestDb)
     assert_eq!((row.state.as_str(), row.attempts, rig.effects(&held).await), ("processed", 1, 1));
     let signed_off = async || (rig.depth(&rig.queue).await.consumers == Some(0)).then_some(());
     eventually("its signing off", signed_off).await;
-    rig.take_nothing(&mut rig.subscribe(&rig.queue).await).await; // acknowledged before it stopped
+    let mut next = rig.subscribe(&rig.queue).await;
+    rig.take_nothing(&mut next).await; // acknowledged before it stopped
+    next.close().await;
+    eventually("its signing off", signed_off).await;
     // What comes after the stop is left for the next, untouched.
     rig.deliver(&later, 1).await;
     Consumer::new(rig.kernel.clone(), rig.probe.clone()).run(stop).await;

@@ -1,6 +1,8 @@
 //! The tests that need a database, a server or a process of their own.
 
 mod architecture;
+mod arrival;
+mod audit;
 mod chaos;
 mod cli;
 mod compose;
@@ -8,9 +10,11 @@ mod consumers;
 mod crashes;
 mod dead_letters;
 mod demos;
+mod deploy;
 mod http;
 mod idempotency;
 mod inbox;
+mod ledger;
 mod loyalty;
 mod openapi;
 mod outbox;
@@ -19,3 +23,4 @@ mod smoke;
 mod stores;
 mod support;
 mod transports;
+mod waiting;

@@ -14,14 +14,14 @@ use crate::support::kernel::{KEY, Rig, many, told};
 use crate::support::{App, DEADLINE, Engine, TestDb, Wire, each_database_on_rabbit, eventually};
 
 /// Another program on the same broker.
-struct Stranger {
+pub struct Stranger {
     prefix: String,
     channel: Channel,
     _connection: Connection,
 }
 
 impl Stranger {
-    async fn on(db: &TestDb) -> Self {
+    pub async fn on(db: &TestDb) -> Self {
         let Wire::Rabbit { url, prefix } = &db.wire else { panic!("no broker") };
         let connection = Connection::connect(url, ConnectionProperties::default()).await.unwrap();
         let channel = connection.create_channel().await.unwrap();
@@ -32,7 +32,7 @@ impl Stranger {
         format!("{}.{last}", self.prefix)
     }
 
-    async fn publish(&self, key: &str, body: &[u8], properties: BasicProperties) {
+    pub async fn publish(&self, key: &str, body: &[u8], properties: BasicProperties) {
         let exchange = self.name("events");
         self.channel
             .basic_publish(exchange.into(), key.into(), BasicPublishOptions::default(), body, properties)
@@ -56,7 +56,7 @@ async fn next(consumer: &mut lapin::Consumer) -> lapin::message::Delivery {
 }
 
 /// The event of an order that is not ours.
-fn foreign_order(sku: &str, quantity: i64) -> (String, Value) {
+pub fn foreign_order(sku: &str, quantity: i64) -> (String, Value) {
     let order_id = mint_id().to_string();
     let event = json!({
         "event_id": mint_id(), "occurred_at": "2026-11-16T09:30:00Z", "aggregate_type": "order",
@@ -177,17 +177,35 @@ async fn extra_queues_get_what_they_are_bound_to_and_have_dead_letter_queues(db:
     app.stop().await;
 }
 
-async fn a_deleted_queue_is_declared_again(db: TestDb) {
-    let backoff = ["--outbox-backoff-base", "100ms", "--outbox-backoff-max", "200ms"];
-    let app = App::start_with(&db, &backoff).await;
+async fn a_deleted_queue_is_declared_again_and_nothing_is_lost(db: TestDb) {
+    let app = App::start_with(&db, &["--outbox-backoff-base", "100ms", "--outbox-backoff-max", "200ms"]).await;
     app.until_connected().await;
     assert_eq!(app.place_and_wait("alice", &[("WIDGET-A", 1)]).await["status"], "reserved");
+    app.eventually_list("/v1/notifications", 1).await;
     let stranger = Stranger::on(&db).await;
+    // Nobody else takes what goes there: it comes back and goes out again.
     for _ in 0..2 {
         stranger.delete("inventory").await;
         assert_eq!(app.place_and_wait("bob", &[("WIDGET-A", 1)]).await["status"], "reserved");
     }
     app.eventually_list("/v1/notifications", 3).await;
+    // Others take it, so that nothing comes back, and only the inbox knows what is missing.
+    for count in 4..7 {
+        stranger.delete("notifications").await;
+        app.place("carol", &[("WIDGET-A", 1)]).await;
+        app.eventually_list("/v1/notifications", count).await;
+    }
+    // Deleted with everything in it.
+    app.tell("/v1/consumers/inventory/pause", &json!({})).await;
+    for _ in 0..10 {
+        app.place("dora", &[("WIDGET-A", 1)]).await;
+    }
+    let full = async || (app.read("/v1/queues/inventory").await["depth"] == 10).then_some(());
+    eventually("ten in the queue", full).await;
+    stranger.delete("inventory").await;
+    app.tell("/v1/consumers/inventory/resume", &json!({})).await;
+    app.eventually_list("/v1/notifications", 16).await;
+    assert_eq!(app.stock("WIDGET-A").await, (100, 16), "each once");
     app.tell("/v1/lab/publish", &json!({ "queue": "inventory", "body": "no json" })).await;
     app.eventually_list("/v1/dead-letters", 1).await;
     assert_eq!(app.read("/v1/health").await["outbox"]["dead"], 0);
@@ -297,7 +315,7 @@ each_database_on_rabbit!(
     a_message_carries_every_property_and_header,
     what_strangers_publish_is_taken_if_its_envelope_is_good,
     extra_queues_get_what_they_are_bound_to_and_have_dead_letter_queues,
-    a_deleted_queue_is_declared_again,
+    a_deleted_queue_is_declared_again_and_nothing_is_lost,
     a_queue_that_is_not_as_declared_is_told_in_words,
     of_a_pass_only_what_no_queue_took_is_refused,
 );

@@ -5,7 +5,10 @@ use std::time::Duration;
 
 use stockade::clock::{Timestamp, mint_id};
 use stockade::db::{Db, Tx};
-use stockade::inventory::store::{self as inventory, Adjustment, NewReservation};
+use stockade::inventory::model::State as ReservationState;
+use stockade::inventory::store::{self as inventory, Adjustment, Moved, NewReservation};
+use stockade::ledger::model::Side;
+use stockade::ledger::store::{self as ledger, BalanceQuery, NewEntry, Paid};
 use stockade::lifecycle::{Lifecycle, Stage};
 use stockade::messaging::dead_letters;
 use stockade::messaging::event::hash_of;
@@ -18,15 +21,17 @@ use stockade::notifications::store::{self as notifications, NewNotice};
 use stockade::numbers::Numbers;
 use stockade::orders::desk::Desk;
 use stockade::orders::events::{Item, Price, Quantity, Sku};
-use stockade::orders::model::{Order, OrderId, Placing, Request, Status};
-use stockade::orders::service::{self, Answer, Placed, Submission};
-use stockade::orders::store::{self as orders, Key, KeyUse};
+use stockade::orders::expiry::Expiry;
+use stockade::orders::model::{Order, OrderId, Placing, Request, Status, Step};
+use stockade::orders::service::{self, Answer, Placed, StepRequest, Stepped, Submission};
+use stockade::orders::store::{self as orders, Key, KeyUse, StepKey, Taken};
 use uuid::Uuid;
 
 use crate::support::kernel::{AGES, KEY, QUEUE, Rig, event, many, told};
 use crate::support::{TestDb, each_database};
 
 const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
+const HOLD: Duration = Duration::from_secs(900);
 
 // Orders.
 
@@ -80,11 +85,12 @@ async fn an_order_is_answered_once(db: TestDb) {
         answer(&placed[2], "g", Status::Reserved, None), // another tenant's order
     ];
     let later = NOW.plus(Duration::from_secs(1));
-    orders::answer_many(&mut tx, &first, later).await.unwrap();
+    assert_eq!(orders::answer_many(&mut tx, &first, HOLD, later).await.unwrap(), 2);
     let second = [answer(&placed[0], "g", Status::Rejected, Some("too late"))];
-    orders::answer_many(&mut tx, &second, later.plus(AGES)).await.unwrap();
+    assert_eq!(orders::answer_many(&mut tx, &second, HOLD, later.plus(AGES)).await.unwrap(), 0);
     let all = orders::list(&mut tx, of_group(10)).await.unwrap();
     assert_eq!((all[1].status, &all[1].reason, all[1].updated_at), (Status::Reserved, &None, later));
+    assert!(all[1].hold_expires_at.is_some() && all[0].hold_expires_at.is_none(), "only what is reserved is held");
     assert_eq!((all[0].status, all[0].reason.as_deref()), (Status::Rejected, Some("Insufficient A: need 1, have 0")));
     let foreign = orders::list(&mut tx, orders::Query { group_id: "h".into(), ..of_group(1) }).await.unwrap();
     assert_eq!((foreign[0].status, foreign[0].updated_at), (Status::Placed, NOW));
@@ -101,6 +107,121 @@ async fn a_key_stands_for_its_first_use(db: TestDb) {
     assert_eq!(standing, [uses[1].clone(), uses[2].clone(), uses[3].clone()], "by tenant and key, in order");
     let elsewhere = Key { route: "POST /v1/elsewhere", ..key("g", "two", &uses[3]) };
     assert_eq!(orders::claim_keys(&mut tx, &[elsewhere], NOW).await.unwrap(), uses[3..], "and by route");
+}
+
+async fn an_order_moves_only_from_the_state_it_was_met_in(db: TestDb) {
+    let mut tx = begin(&db).await;
+    let placed = [order("g", "a", 1, &[("A", 1, 5)]), order("g", "a", 2, &[("A", 1, 0)]), order("h", "a", 1, &[])];
+    orders::insert_many(&mut tx, &placed).await.unwrap();
+    let mut keys = [("g", placed[1].id), ("g", placed[0].id), ("h", placed[0].id), ("g", OrderId(mint_id()))];
+    keys.sort_unstable();
+    let locked = orders::lock_many(&mut tx, &keys).await.unwrap();
+    assert_eq!(locked.iter().map(|(order, _)| order.id).collect::<Vec<_>>(), [placed[0].id, placed[1].id]);
+    let (standing, changed) = &locked[0];
+    assert_eq!((standing.status, standing.total.get(), *changed), (Status::Placed, 5, NOW));
+    assert_eq!((standing.customer_id.as_str(), standing.currency.as_str()), ("a", "USD"));
+    assert_eq!((&standing.subsidiary_id, standing.correlation_id.as_str()), (&Some("s".to_owned()), "c"));
+
+    let taken = |n: usize, from, to, reason| Taken { group_id: "g", id: placed[n].id, from, to, reason };
+    let later = NOW.plus(AGES);
+    let moves =
+        [taken(0, Status::Placed, Status::Cancelled, Some("why")), taken(1, Status::Placed, Status::Reserved, None)];
+    orders::take_many(&mut tx, &moves, later).await.unwrap();
+    let all = orders::list(&mut tx, of_group(10)).await.unwrap();
+    assert_eq!((all[1].status, all[1].reason.as_deref(), all[1].updated_at), (Status::Cancelled, Some("why"), later));
+    assert_eq!((all[0].status, &all[0].reason), (Status::Reserved, &None));
+    let late = [taken(0, Status::Placed, Status::Paid, None), taken(1, Status::Reserved, Status::Paid, None)];
+    let refused = orders::take_many(&mut tx, &late, later).await.unwrap_err();
+    assert!(matches!(refused, sqlx::Error::RowNotFound), "{refused}");
+}
+
+async fn a_step_key_is_written_once_per_scope(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let key = |group_id, route, key, n: u8| StepKey {
+        group_id,
+        route,
+        key,
+        fingerprint: [n; 32],
+        order_id: OrderId(mint_id()),
+    };
+    let keys = [key("g", "pay", "one", 1), key("g", "cancel", "one", 2), key("h", "pay", "one", 3)];
+    let mut tx = rig.db.begin().await.unwrap();
+    orders::insert_step_keys(&mut tx, &keys, NOW).await.unwrap();
+    orders::insert_step_keys(&mut tx, &[], NOW).await.unwrap();
+    tx.commit().await.unwrap();
+    let again = fails(&rig.db, async |tx| orders::insert_step_keys(tx, &[key("g", "pay", "one", 4)], NOW).await).await;
+    assert!(again.is_unique_violation(), "{again}");
+    let mut tx = rig.db.begin().await.unwrap();
+    let asked = [key("g", "pay", "one", 9), key("g", "cancel", "one", 9), key("g", "fulfil", "one", 9)];
+    let found = orders::find_step_keys(&mut tx, &asked).await.unwrap();
+    assert_eq!(found.len(), 2);
+    assert_eq!((found[&asked[0].scope()], found[&asked[1].scope()]), ([1; 32], [2; 32]));
+    assert!(orders::find_step_keys(&mut tx, &[]).await.unwrap().is_empty());
+}
+
+/// Reserved orders, each held for `HOLD` from now on.
+async fn held(db: &Db, count: u32) -> Vec<Order> {
+    let placed: Vec<Order> = (0..count).map(|n| order("g", "a", n, &[("A", 1, 5)])).collect();
+    let mut tx = db.begin().await.unwrap();
+    orders::insert_many(&mut tx, &placed).await.unwrap();
+    let answers: Vec<Answer> = placed
+        .iter()
+        .map(|order| Answer { group_id: "g".into(), order_id: order.id, status: Status::Reserved, reason: None })
+        .collect();
+    let now = tx.now();
+    assert_eq!(orders::answer_many(&mut tx, &answers, HOLD, now).await.unwrap(), u64::from(count));
+    tx.commit().await.unwrap();
+    placed
+}
+
+async fn holds_end_in_their_time_and_only_of_orders_still_reserved(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let placed = held(&rig.db, 5).await;
+    let expiry = Expiry::new(rig.db.clone(), &Health::default());
+    assert_eq!(expiry.try_once().await.unwrap(), 0, "nothing is over yet");
+    rig.advance(HOLD - Duration::from_secs(30)).await;
+    assert_eq!(expiry.try_once().await.unwrap(), 0);
+    let steps = [
+        Step::Pay { amount: 5.try_into().unwrap(), currency: "USD".to_owned().try_into().unwrap() },
+        Step::Cancel { reason: None },
+    ];
+    let mut tx = rig.db.begin().await.unwrap();
+    for (order, step) in placed.iter().zip(steps) {
+        let request = StepRequest { group_id: "g".into(), order_id: order.id, step, key: None };
+        assert_eq!(service::step_many(&mut tx, &[&request]).await.unwrap(), [Stepped::Done]);
+    }
+    tx.commit().await.unwrap();
+    rig.advance(Duration::from_secs(31)).await;
+    assert_eq!(expiry.try_once().await.unwrap(), 3);
+    assert_eq!(expiry.try_once().await.unwrap(), 0);
+    let mut tx = rig.db.begin().await.unwrap();
+    let all = orders::list(&mut tx, of_group(10)).await.unwrap();
+    let expired: Vec<&Order> = all.iter().filter(|order| order.status == Status::Expired).collect();
+    assert_eq!(expired.len(), 3);
+    assert!(expired.iter().all(|order| order.hold_expires_at.is_some() && order.reason.is_some()));
+    drop(tx);
+    assert_eq!(rig.number("SELECT count(*) FROM messaging_outbox WHERE event_type = 'expired'").await, 3);
+}
+
+async fn several_sweeps_at_once_expire_each_order_once(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    held(&rig.db, 1200).await;
+    rig.advance(HOLD + Duration::from_secs(1)).await;
+    let health = Health::default();
+    let sweeps: Vec<Expiry> = (0..3).map(|_| Expiry::new(rig.db.clone(), &health)).collect();
+    let expired = futures_util::future::join_all(sweeps.iter().map(async |sweep| {
+        let mut expired = 0;
+        // One that passes by what others hold finds nothing, and looks again.
+        for _ in 0..20 {
+            expired += sweep.try_once().await.unwrap();
+        }
+        expired
+    }))
+    .await;
+    assert_eq!(expired.iter().sum::<usize>(), 1200);
+    let told = "SELECT count(DISTINCT aggregate_id) FROM messaging_outbox WHERE event_type = 'expired'";
+    assert_eq!(rig.number(told).await, 1200);
+    assert_eq!(rig.number("SELECT count(*) FROM messaging_outbox WHERE event_type = 'expired'").await, 1200);
 }
 
 async fn an_order_number_that_is_taken_is_minted_again(db: TestDb) {
@@ -195,6 +316,62 @@ async fn holding_takes_stock_and_writes_reservations_with_lines(db: TestDb) {
     }
 }
 
+async fn reservations_move_on_and_let_go_of_their_stock(db: TestDb) {
+    let mut tx = begin(&db).await;
+    stock(&mut tx, "g", "A", 10).await;
+    stock(&mut tx, "g", "B", 10).await;
+    let made = [reservation(1, &[("A", 1), ("B", 2)]), reservation(2, &[("B", 3)]), reservation(3, &[("A", 4)])];
+    let taken = [(("g".to_owned(), sku("A")), 5), (("g".to_owned(), sku("B")), 5)];
+    inventory::hold(&mut tx, &taken, &made, NOW).await.unwrap();
+    let mut orders: Vec<(&str, Uuid)> = made.iter().map(|made| ("g", made.order_id)).collect();
+    orders.extend([("g", mint_id()), ("other", made[0].order_id)]);
+    orders.sort_unstable();
+    inventory::lock_shelves(&mut tx, &orders, &[("g", &sku("B")), ("g", &sku("Z"))]).await.unwrap();
+    let standing = inventory::lock_reservations(&mut tx, &orders).await.unwrap();
+    assert_eq!(standing.iter().map(|row| row.id).collect::<Vec<_>>(), made.iter().map(|m| m.id).collect::<Vec<_>>());
+    assert!(standing.iter().all(|row| row.state == ReservationState::Held && row.group_id == "g"));
+    use ReservationState::{Committed, Fulfilled, Held, Released};
+    let moved = |n: usize, from, to| Moved { group_id: "g".into(), id: made[n].id, from, to };
+    let later = NOW.plus(AGES);
+    let shelf = async |tx: &mut Tx| -> Vec<(i64, i64, i64)> {
+        stockade::on!(tx, c => {
+            sqlx::query_as("SELECT on_hand, reserved, fulfilled FROM inventory_stock WHERE group_id = 'g' ORDER BY sku")
+                .fetch_all(c)
+                .await
+        })
+        .unwrap()
+    };
+    inventory::move_many(&mut tx, &[moved(0, Held, Committed)], later).await.unwrap();
+    assert_eq!(shelf(&mut tx).await, [(10, 5, 0), (10, 5, 0)], "paid is still held");
+    inventory::move_many(&mut tx, &[moved(0, Committed, Fulfilled), moved(1, Held, Released)], later).await.unwrap();
+    assert_eq!(shelf(&mut tx).await, [(9, 4, 1), (8, 0, 2)], "gone is gone, released is back");
+    let states: Vec<_> =
+        inventory::lock_reservations(&mut tx, &orders).await.unwrap().into_iter().map(|row| row.state).collect();
+    assert_eq!(states, [Fulfilled, Released, Held]);
+    let of = inventory::Query { group_id: "g".into(), limit: 10, ..inventory::Query::default() };
+    let listed = inventory::list_reservations(&mut tx, of).await.unwrap();
+    assert_eq!((listed[1].lines.len(), listed[1].updated_at), (1, later), "what it held stays on record");
+}
+
+async fn a_tombstone_takes_the_place_of_an_order_unless_it_is_taken(db: TestDb) {
+    let mut tx = begin(&db).await;
+    stock(&mut tx, "g", "A", 10).await;
+    let held = reservation(1, &[("A", 1)]);
+    inventory::hold(&mut tx, &[(("g".to_owned(), sku("A")), 1)], std::slice::from_ref(&held), NOW).await.unwrap();
+    let stones = [
+        NewReservation { order_id: held.order_id, lines: vec![], ..reservation(2, &[]) },
+        reservation(3, &[]),
+        reservation(4, &[]),
+    ];
+    let written = inventory::insert_tombstones(&mut tx, &stones, NOW).await.unwrap();
+    assert_eq!(written, [stones[1].id, stones[2].id].into(), "the first order has its reservation");
+    inventory::delete_tombstones(&mut tx, &[("g", stones[1].id), ("other", stones[2].id)]).await.unwrap();
+    let of = inventory::Query { group_id: "g".into(), limit: 10, ..inventory::Query::default() };
+    let all = inventory::list_reservations(&mut tx, of).await.unwrap();
+    let seen: Vec<_> = all.iter().map(|row| (row.id, row.state.as_str(), row.lines.len())).collect();
+    assert_eq!(seen, [(stones[2].id, "released", 0), (held.id, "held", 1)]);
+}
+
 async fn the_database_stops_what_would_oversell(db: TestDb) {
     let db = db.open(stockade::clock::Clock::System).await;
     let mut tx = db.begin().await.unwrap();
@@ -248,6 +425,83 @@ async fn an_order_has_one_notice_of_each_kind(db: TestDb) {
         let text = format!("{query:?}");
         let found = notifications::list(&mut tx, query).await.unwrap();
         assert_eq!(found.iter().map(|notice| notice.id).collect::<Vec<_>>(), expected, "{text}");
+    }
+}
+
+// The ledger.
+
+async fn an_order_is_noted_by_whichever_event_comes_first(db: TestDb) {
+    let mut tx = begin(&db).await;
+    let mut ids = [mint_id(), mint_id(), mint_id()];
+    ids.sort_unstable();
+    let note =
+        |placed: [bool; 3]| ids.into_iter().zip(placed).map(|(id, placed)| ("g", id, placed)).collect::<Vec<_>>();
+    ledger::note_and_lock(&mut tx, &note([true, false, true])[..2], NOW).await.unwrap();
+    ledger::note_and_lock(&mut tx, &note([false, true, false]), NOW.plus(AGES)).await.unwrap();
+    ledger::book(&mut tx, &[Paid { group_id: "g", order_id: ids[1], event_id: mint_id() }], &[], NOW).await.unwrap();
+    let asked = [("g", ids[0]), ("g", ids[1]), ("g", ids[2]), ("other", ids[0]), ("g", mint_id())];
+    let mut found = ledger::find_orders(&mut tx, &asked).await.unwrap();
+    found.sort_unstable();
+    let of = |n: usize, placed, paid| ("g".to_owned(), ids[n], placed, paid);
+    assert_eq!(found, [of(0, true, false), of(1, true, true), of(2, false, false)]);
+    let first: Timestamp = stockade::on!(tx, c => {
+        sqlx::query_scalar("SELECT placed_at FROM ledger_orders WHERE order_id = $1").bind(ids[0]).fetch_one(c).await
+    })
+    .unwrap();
+    assert_eq!(first, NOW, "the first time stands");
+}
+
+async fn entries_are_unique_by_event_and_account_and_add_up(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let (order_id, event_id) = (mint_id(), mint_id());
+    let entry = |account: &str, amount_minor, currency| NewEntry {
+        id: mint_id(),
+        group_id: "g",
+        order_id,
+        event_id,
+        side: Side { account: account.into(), amount_minor },
+        currency,
+    };
+    let mut tx = rig.db.begin().await.unwrap();
+    let entries = [entry("cash", 5, "USD"), entry("customer:a", -5, "USD")];
+    ledger::book(&mut tx, &[], &entries, NOW).await.unwrap();
+    let foreign = NewEntry { group_id: "other", event_id: mint_id(), ..entry("cash", 9, "EUR") };
+    let more = NewEntry { event_id: mint_id(), order_id: mint_id(), ..entry("cash", 7, "USD") };
+    let euros = NewEntry { event_id: mint_id(), ..entry("cash", 1, "EUR") };
+    ledger::book(&mut tx, &[], &[foreign, more.clone(), euros.clone()], NOW).await.unwrap();
+    tx.commit().await.unwrap();
+    for wrong in [entry("cash", 1, "USD"), entry("customer:b", 0, "USD")] {
+        let refused = fails(&rig.db, async |tx| ledger::book(tx, &[], std::slice::from_ref(&wrong), NOW).await).await;
+        assert!(refused.is_unique_violation() || refused.is_check_violation(), "{refused}");
+    }
+    let mut tx = rig.db.read().await.unwrap();
+    let of = || ledger::Query { group_id: "g".into(), limit: 10, ..ledger::Query::default() };
+    let narrowed = [
+        (of(), vec![euros.id, more.id, entries[1].id, entries[0].id]),
+        (ledger::Query { order_id: Some(order_id), ..of() }, vec![euros.id, entries[1].id, entries[0].id]),
+        (ledger::Query { event_id: Some(event_id), ..of() }, vec![entries[1].id, entries[0].id]),
+        (ledger::Query { account: Some("cash".into()), ..of() }, vec![euros.id, more.id, entries[0].id]),
+        (ledger::Query { currency: Some("EUR".into()), ..of() }, vec![euros.id]),
+        (ledger::Query { before: Some(more.id), limit: 1, ..of() }, vec![entries[1].id]),
+    ];
+    for (query, expected) in narrowed {
+        let text = format!("{query:?}");
+        let found = ledger::list_entries(&mut tx, query).await.unwrap();
+        assert_eq!(found.iter().map(|entry| entry.id).collect::<Vec<_>>(), expected, "{text}");
+    }
+    let of = || BalanceQuery { group_id: "g".into(), limit: 10, ..BalanceQuery::default() };
+    let after = Some(("cash".to_owned(), "EUR".to_owned()));
+    let narrowed = [
+        (of(), vec![("cash", "EUR", 1), ("cash", "USD", 12), ("customer:a", "USD", -5)]),
+        (BalanceQuery { account: Some("customer:a".into()), ..of() }, vec![("customer:a", "USD", -5)]),
+        (BalanceQuery { currency: Some("EUR".into()), ..of() }, vec![("cash", "EUR", 1)]),
+        (BalanceQuery { after, limit: 1, ..of() }, vec![("cash", "USD", 12)]),
+    ];
+    for (query, expected) in narrowed {
+        let text = format!("{query:?}");
+        let found = ledger::list_balances(&mut tx, query).await.unwrap();
+        let found: Vec<_> = found.iter().map(|b| (b.account.as_str(), b.currency.as_str(), b.balance_minor)).collect();
+        assert_eq!(found, expected, "{text}");
     }
 }
 
@@ -483,11 +737,19 @@ each_database!(
     orders_are_listed_by_each_filter_newest_first,
     an_order_is_answered_once,
     a_key_stands_for_its_first_use,
+    an_order_moves_only_from_the_state_it_was_met_in,
+    a_step_key_is_written_once_per_scope,
+    holds_end_in_their_time_and_only_of_orders_still_reserved,
+    several_sweeps_at_once_expire_each_order_once,
     an_order_number_that_is_taken_is_minted_again,
     stock_is_created_adjusted_locked_and_listed,
     holding_takes_stock_and_writes_reservations_with_lines,
+    reservations_move_on_and_let_go_of_their_stock,
+    a_tombstone_takes_the_place_of_an_order_unless_it_is_taken,
     the_database_stops_what_would_oversell,
     an_order_has_one_notice_of_each_kind,
+    an_order_is_noted_by_whichever_event_comes_first,
+    entries_are_unique_by_event_and_account_and_add_up,
     outbox_rows_are_listed_by_each_filter_newest_first,
     appending_nothing_is_nothing_and_an_event_is_appended_once,
     inbox_rows_are_met_marked_counted_and_listed,

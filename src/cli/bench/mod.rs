@@ -19,11 +19,15 @@ use stockade::app::{Builder, Running};
 use stockade::clock::{Clock, mint_id};
 use stockade::config::Settings;
 use stockade::db::{Db, Options};
+use stockade::messaging::transport::{Transport, Way};
 use stockade::telemetry::{self, LogFormat};
 
 use super::scratch::Scratch;
 use load::Workload;
 use usage::Usage;
+
+/// How long the broker may take to be there.
+const BROKER_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Args)]
 pub struct Bench {
@@ -55,6 +59,7 @@ pub struct Bench {
     #[arg(long, env = "STOCKADE_DATABASE_URL", hide_env_values = true)]
     database_url: Option<String>,
 
+    /// The broker to run on, with queues of its own that are gone afterwards: `embedded` or `amqp://…`.
     #[arg(long, env = "STOCKADE_BROKER_URL", default_value = "embedded", hide_env_values = true)]
     broker_url: String,
 
@@ -71,7 +76,8 @@ struct Report {
     place_ms: Percentiles,
     /// From sending the order to its notice being readable.
     notified_ms: Percentiles,
-    /// Server and load generator, and the database server where it runs on this machine; null with --url.
+    /// Server and load generator, and the database server and the broker where they run on this machine; null with
+    /// --url.
     cpu_seconds_per_1000: Option<f64>,
     peak_rss_bytes: Option<u64>,
     verified: bool,
@@ -127,7 +133,11 @@ impl Bench {
         }
         db.close().await;
         if let Some(server) = server {
+            let transport = server.kernel.transport.clone();
             server.stop().await;
+            if let Transport::Rabbit(rabbit) = transport {
+                rabbit.remove().await.context("the run's queues are still on the broker")?;
+            }
         }
         if self.json {
             match reports.as_slice() {
@@ -140,8 +150,18 @@ impl Bench {
     }
 
     async fn start_server(&self, database_url: &str) -> anyhow::Result<Running> {
-        let flags = ["--listen", "127.0.0.1:0", "--database-url", database_url, "--broker-url", &self.broker_url];
-        Builder::new(Settings::from_flags(flags)?).start().await
+        let mut flags =
+            vec!["--listen", "127.0.0.1:0", "--database-url", database_url, "--broker-url", &self.broker_url];
+        // Names of its own on a broker: a server that uses the usual ones would take the run's messages.
+        let prefix = format!("bench-{}", mint_id().simple());
+        if self.broker_url != "embedded" {
+            flags.extend(["--queue-prefix", &prefix]);
+        }
+        let server = Builder::new(Settings::from_flags(flags)?).start().await?;
+        let transport = &server.kernel.transport;
+        let open = async { tokio::join!(transport.until_open(Way::Out), transport.until_open(Way::In)) };
+        tokio::time::timeout(BROKER_TIMEOUT, open).await.context("the broker cannot be reached")?;
+        Ok(server)
     }
 
     async fn round(&self, url: &str, db: &Db, own_server: bool, round: usize) -> anyhow::Result<Report> {
@@ -149,10 +169,10 @@ impl Bench {
         let workload = Workload::new(run, self.orders, self.concurrency, self.rate, self.duration);
         workload.stock_up(url).await.context("cannot stock the shelves for the run")?;
         let bar = self.progress_bar(round);
-        let before = Usage::now(db).await?;
+        let before = Usage::now(db, &self.broker_url).await?;
         let watcher = watch::Watcher::new(db.clone(), run, self.rate.is_some() || self.concurrency == 1);
         let (placed, notified) = watch::run(&workload, url, watcher, &bar).await?;
-        let after = Usage::now(db).await?;
+        let after = Usage::now(db, &self.broker_url).await?;
         bar.finish_and_clear();
         let first = placed.iter().map(|order| order.sent_at).min().context("no order was placed")?;
         let last = notified.values().max().copied().unwrap_or(first);

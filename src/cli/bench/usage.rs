@@ -1,4 +1,4 @@
-//! CPU and memory, read from /proc: this process, and a Postgres on the same machine with its children.
+//! CPU and memory, read from /proc: this process, and a Postgres and a broker on the same machine with their children.
 
 use std::collections::HashMap;
 use std::fs;
@@ -7,6 +7,8 @@ use stockade::db::{Conn, Db};
 
 /// What /proc counts CPU time in; fixed by the kernel's interface to user space.
 const TICKS_PER_SECOND: f64 = 100.0;
+/// A listening socket, as /proc/net/tcp says it.
+const TCP_LISTEN: &str = "0A";
 
 pub struct Usage {
     cpu_seconds: f64,
@@ -14,8 +16,11 @@ pub struct Usage {
 }
 
 impl Usage {
-    pub async fn now(db: &Db) -> anyhow::Result<Self> {
+    pub async fn now(db: &Db, broker_url: &str) -> anyhow::Result<Self> {
         let mut ticks = ticks_of("self").map_or(0, |(_, ticks)| ticks);
+        if let Some(broker) = broker(broker_url) {
+            ticks += ticks_of_family(broker);
+        }
         if let Some(postmaster) = postmaster(db).await? {
             ticks += ticks_of_family(postmaster);
         }
@@ -36,6 +41,26 @@ async fn postmaster(db: &Db) -> anyhow::Result<Option<u32>> {
         sqlx::query_scalar("SELECT setting FROM pg_settings WHERE name = 'data_directory'").fetch_one(&mut **c).await;
     let pid_file = folder.ok().and_then(|folder| fs::read_to_string(format!("{folder}/postmaster.pid")).ok());
     Ok(pid_file.and_then(|text| text.lines().next()?.trim().parse().ok()))
+}
+
+/// The process id of a broker on this machine, by the port it listens on.
+fn broker(url: &str) -> Option<u32> {
+    let port = url.parse::<lapin::uri::AMQPUri>().ok()?.authority.port;
+    let listens = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let (address, state, inode) = (*fields.get(1)?, *fields.get(3)?, *fields.get(9)?);
+        let port_here = u16::from_str_radix(address.rsplit_once(':')?.1, 16).ok()?;
+        (port_here == port && state == TCP_LISTEN).then(|| format!("socket:[{inode}]"))
+    };
+    let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(|table| fs::read_to_string(table).unwrap_or_default());
+    let sockets: Vec<String> = tables.iter().flat_map(|table| table.lines().filter_map(listens)).collect();
+    let holds = |pid: u32| {
+        let files = fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
+        let mut targets = files.filter_map(|file| fs::read_link(file.ok()?.path()).ok());
+        targets.any(|target| sockets.iter().any(|socket| target.as_os_str() == socket.as_str())).then_some(pid)
+    };
+    let processes = fs::read_dir("/proc").ok()?;
+    processes.filter_map(|entry| entry.ok()?.file_name().into_string().ok()?.parse().ok()).find_map(holds)
 }
 
 /// (parent, CPU ticks of the process and of its children that have ended)

@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 
 use uuid::Uuid;
 
-use super::model::ShelfKey;
+use super::model::{ShelfKey, State};
 use crate::clock::Timestamp;
 use crate::db::{Filter, Tx, dialects, fetch_page};
 use crate::orders::events::Sku;
@@ -47,6 +47,24 @@ pub struct NewReservation {
     pub lines: Vec<(Sku, i64)>,
 }
 
+/// A reservation as it stands, locked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Standing {
+    pub group_id: String,
+    pub order_id: Uuid,
+    pub id: Uuid,
+    pub state: State,
+}
+
+/// A reservation that moves on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Moved {
+    pub group_id: String,
+    pub id: Uuid,
+    pub from: State,
+    pub to: State,
+}
+
 type StockColumns = (String, String, i64, i64, Timestamp);
 
 dialects! {
@@ -54,6 +72,15 @@ dialects! {
     async fn select_stock_locked(keys: &[(&str, &Sku)]) -> Vec<StockColumns>;
     /// Writes what a batch holds: the stock taken, the reservations and their lines.
     pub async fn hold(taken: &[(ShelfKey, i64)], reservations: &[NewReservation], now: Timestamp) -> ();
+    /// Locks, in the order of their keys, the stock that these orders' reservations hold and these SKUs.
+    pub async fn lock_shelves(orders: &[(&str, Uuid)], skus: &[(&str, &Sku)]) -> ();
+    async fn select_reservations_locked(orders: &[(&str, Uuid)]) -> Vec<(String, Uuid, Uuid, String)>;
+    async fn update_states(moved: &[Moved], now: Timestamp) -> ();
+    /// Takes what the reservations hold off `reserved`, and off the shelf where the goods are gone.
+    async fn let_go(reservations: &[(&str, Uuid, bool)], now: Timestamp) -> ();
+    async fn insert_released(reservations: &[NewReservation], now: Timestamp) -> Vec<Uuid>;
+    /// Removes tombstones that were written only to hold their orders' places.
+    pub async fn delete_tombstones(reservations: &[(&str, Uuid)]) -> ();
     async fn select_lines(group_id: &str, reservations: &[Uuid]) -> Vec<(Uuid, String, i64)>;
 }
 
@@ -65,6 +92,38 @@ pub async fn reserved_already(tx: &mut Tx, orders: &[(&str, Uuid)]) -> sqlx::Res
 /// Locks stock rows in key order. SKUs that do not exist are simply not there.
 pub async fn lock_stock(tx: &mut Tx, keys: &[(&str, &Sku)]) -> sqlx::Result<Vec<Stock>> {
     select_stock_locked(tx, keys).await?.into_iter().map(stock_from_columns).collect()
+}
+
+/// Locks the reservations of orders, in the order of their keys. Orders that have none are simply not there.
+pub async fn lock_reservations(tx: &mut Tx, orders: &[(&str, Uuid)]) -> sqlx::Result<Vec<Standing>> {
+    let rows = select_reservations_locked(tx, orders).await?;
+    rows.into_iter()
+        .map(|(group_id, order_id, id, state)| {
+            let unknown = || sqlx::Error::Decode(format!("unknown reservation state {state:?}").into());
+            Ok(Standing { group_id, order_id, id, state: State::find(&state).ok_or_else(unknown)? })
+        })
+        .collect()
+}
+
+/// Moves reservations on, with what that does to the stock they hold.
+pub async fn move_many(tx: &mut Tx, moved: &[Moved], now: Timestamp) -> sqlx::Result<()> {
+    update_states(tx, moved, now).await?;
+    let lets_go: Vec<(&str, Uuid, bool)> = moved
+        .iter()
+        .filter(|moved| matches!(moved.to, State::Released | State::Fulfilled))
+        .map(|moved| (moved.group_id.as_str(), moved.id, moved.to == State::Fulfilled))
+        .collect();
+    if lets_go.is_empty() { Ok(()) } else { let_go(tx, &lets_go, now).await }
+}
+
+/// Writes reservations that hold nothing, except where there is one already; returns the ids of those written. One
+/// that another transaction is just writing makes this one wait for it.
+pub async fn insert_tombstones(
+    tx: &mut Tx,
+    tombstones: &[NewReservation],
+    now: Timestamp,
+) -> sqlx::Result<HashSet<Uuid>> {
+    Ok(insert_released(tx, tombstones, now).await?.into_iter().collect())
 }
 
 pub async fn create_stock(tx: &mut Tx, group_id: &str, sku: &Sku, now: Timestamp) -> sqlx::Result<()> {

@@ -1,7 +1,7 @@
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::{NewReservation, ShelfKey, StockColumns};
+use super::{Moved, NewReservation, ShelfKey, StockColumns};
 use crate::clock::Timestamp;
 use crate::orders::events::Sku;
 
@@ -64,6 +64,112 @@ pub async fn hold(
     .bind(lines.iter().map(|(r, _, _)| r.id).collect::<Vec<_>>())
     .bind(lines.iter().map(|(_, sku, _)| sku.as_str()).collect::<Vec<_>>())
     .bind(lines.iter().map(|(_, _, quantity)| *quantity).collect::<Vec<_>>())
+    .execute(c)
+    .await
+    .map(drop)
+}
+
+pub async fn lock_shelves(c: &mut PgConnection, orders: &[(&str, Uuid)], skus: &[(&str, &Sku)]) -> sqlx::Result<()> {
+    sqlx::query(
+        "SELECT FROM inventory_stock s JOIN (
+             SELECT l.group_id, l.sku FROM UNNEST($1::text[], $2::uuid[]) AS o(group_id, order_id)
+             JOIN inventory_reservations r ON r.group_id = o.group_id AND r.order_id = o.order_id
+             JOIN inventory_reservation_lines l ON l.group_id = r.group_id AND l.reservation_id = r.id
+             UNION SELECT * FROM UNNEST($3::text[], $4::text[])) AS wanted
+             ON s.group_id = wanted.group_id AND s.sku = wanted.sku
+         ORDER BY s.group_id, s.sku FOR UPDATE OF s",
+    )
+    .bind(orders.iter().map(|(group_id, _)| *group_id).collect::<Vec<_>>())
+    .bind(orders.iter().map(|(_, order_id)| *order_id).collect::<Vec<_>>())
+    .bind(skus.iter().map(|(group_id, _)| *group_id).collect::<Vec<_>>())
+    .bind(skus.iter().map(|(_, sku)| sku.as_str()).collect::<Vec<_>>())
+    .execute(c)
+    .await
+    .map(drop)
+}
+
+pub async fn select_reservations_locked(
+    c: &mut PgConnection,
+    orders: &[(&str, Uuid)],
+) -> sqlx::Result<Vec<(String, Uuid, Uuid, String)>> {
+    sqlx::query_as(
+        "SELECT r.group_id, r.order_id, r.id, r.state FROM inventory_reservations r
+         JOIN UNNEST($1::text[], $2::uuid[]) AS wanted(group_id, order_id)
+             ON r.group_id = wanted.group_id AND r.order_id = wanted.order_id
+         ORDER BY r.group_id, r.order_id FOR UPDATE OF r",
+    )
+    .bind(orders.iter().map(|(group_id, _)| *group_id).collect::<Vec<_>>())
+    .bind(orders.iter().map(|(_, order_id)| *order_id).collect::<Vec<_>>())
+    .fetch_all(c)
+    .await
+}
+
+pub async fn update_states(c: &mut PgConnection, moved: &[Moved], now: Timestamp) -> sqlx::Result<()> {
+    sqlx::query(
+        "UPDATE inventory_reservations r SET state = m.state, updated_at = $5
+         FROM UNNEST($1::text[], $2::uuid[], $3::text[], $4::text[]) AS m(group_id, id, was, state)
+         WHERE r.group_id = m.group_id AND r.id = m.id AND r.state = m.was",
+    )
+    .bind(moved.iter().map(|moved| moved.group_id.as_str()).collect::<Vec<_>>())
+    .bind(moved.iter().map(|moved| moved.id).collect::<Vec<_>>())
+    .bind(moved.iter().map(|moved| moved.from.as_str()).collect::<Vec<_>>())
+    .bind(moved.iter().map(|moved| moved.to.as_str()).collect::<Vec<_>>())
+    .bind(now)
+    .execute(c)
+    .await
+    .map(drop)
+}
+
+pub async fn let_go(c: &mut PgConnection, reservations: &[(&str, Uuid, bool)], now: Timestamp) -> sqlx::Result<()> {
+    sqlx::query(
+        "UPDATE inventory_stock s SET reserved = s.reserved - d.freed, on_hand = s.on_hand - d.gone,
+             fulfilled = s.fulfilled + d.gone, updated_at = $4
+         FROM (SELECT l.group_id, l.sku, sum(l.quantity)::bigint AS freed,
+                 COALESCE(sum(l.quantity) FILTER (WHERE m.gone), 0)::bigint AS gone
+             FROM UNNEST($1::text[], $2::uuid[], $3::bool[]) AS m(group_id, id, gone)
+             JOIN inventory_reservation_lines l ON l.group_id = m.group_id AND l.reservation_id = m.id
+             GROUP BY l.group_id, l.sku) d
+         WHERE s.group_id = d.group_id AND s.sku = d.sku",
+    )
+    .bind(reservations.iter().map(|(group_id, ..)| *group_id).collect::<Vec<_>>())
+    .bind(reservations.iter().map(|(_, id, _)| *id).collect::<Vec<_>>())
+    .bind(reservations.iter().map(|(.., gone)| *gone).collect::<Vec<_>>())
+    .bind(now)
+    .execute(c)
+    .await
+    .map(drop)
+}
+
+pub async fn insert_released(
+    c: &mut PgConnection,
+    reservations: &[NewReservation],
+    now: Timestamp,
+) -> sqlx::Result<Vec<Uuid>> {
+    sqlx::query_scalar(
+        "INSERT INTO inventory_reservations
+             (group_id, id, number, order_id, state, cause_event_id, created_at, updated_at)
+         SELECT group_id, id, number, order_id, 'released', cause_event_id, $6, $6
+         FROM UNNEST($1::text[], $2::uuid[], $3::text[], $4::uuid[], $5::uuid[])
+             AS row(group_id, id, number, order_id, cause_event_id)
+         ON CONFLICT (group_id, order_id) DO NOTHING RETURNING id",
+    )
+    .bind(reservations.iter().map(|r| r.group_id.as_str()).collect::<Vec<_>>())
+    .bind(reservations.iter().map(|r| r.id).collect::<Vec<_>>())
+    .bind(reservations.iter().map(|r| r.number.as_str()).collect::<Vec<_>>())
+    .bind(reservations.iter().map(|r| r.order_id).collect::<Vec<_>>())
+    .bind(reservations.iter().map(|r| r.cause_event_id).collect::<Vec<_>>())
+    .bind(now)
+    .fetch_all(c)
+    .await
+}
+
+pub async fn delete_tombstones(c: &mut PgConnection, reservations: &[(&str, Uuid)]) -> sqlx::Result<()> {
+    sqlx::query(
+        "DELETE FROM inventory_reservations r USING UNNEST($1::text[], $2::uuid[]) AS gone(group_id, id)
+         WHERE r.group_id = gone.group_id AND r.id = gone.id",
+    )
+    .bind(reservations.iter().map(|(group_id, _)| *group_id).collect::<Vec<_>>())
+    .bind(reservations.iter().map(|(_, id)| *id).collect::<Vec<_>>())
     .execute(c)
     .await
     .map(drop)

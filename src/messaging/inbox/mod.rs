@@ -271,18 +271,37 @@ pub struct InboxRow {
     pub started_at: Timestamp,
     pub finished_at: Option<Timestamp>,
     pub correlation_id: String,
+    /// Why the last attempt failed, or why there was nothing to do.
     pub last_error: Option<String>,
+    /// Of a waiting event: the event it waits for, and the aggregate both are about.
+    #[schema(example = "order.placed 019a0000-0000-7000-8000-000000000000")]
+    pub waiting_for: Option<String>,
+    /// Of a waiting event: when it is given up on.
+    pub deadline_at: Option<Timestamp>,
 }
 
-type Columns = (String, Uuid, String, String, i32, i32, Timestamp, Option<Timestamp>, String, Option<String>);
+type Columns = (
+    String,
+    Uuid,
+    String,
+    String,
+    i32,
+    i32,
+    Timestamp,
+    Option<Timestamp>,
+    String,
+    Option<String>,
+    Option<String>,
+    Option<Timestamp>,
+);
 
 const SELECT_ROWS: &str = "SELECT consumer, event_id, event_type, state, attempts, duplicates, started_at, \
-     finished_at, correlation_id, last_error FROM messaging_inbox";
+     finished_at, correlation_id, last_error, waiting_for, deadline_at FROM messaging_inbox";
 
 impl From<Columns> for InboxRow {
     fn from(columns: Columns) -> Self {
         let (consumer, event_id, event_type, state, attempts, ..) = columns;
-        let (.., duplicates, started_at, finished_at, correlation_id, last_error) = columns;
+        let (.., duplicates, started_at, finished_at, correlation_id, last_error, waiting_for, deadline_at) = columns;
         Self {
             consumer,
             event_id,
@@ -294,8 +313,17 @@ impl From<Columns> for InboxRow {
             finished_at,
             correlation_id,
             last_error,
+            waiting_for,
+            deadline_at,
         }
     }
+}
+
+/// When this consumer met its first event; `None` if it has met none yet.
+pub async fn first_met(tx: &mut Tx, consumer: &str) -> sqlx::Result<Option<Timestamp>> {
+    crate::on!(tx, c => {
+        sqlx::query_scalar("SELECT min(started_at) FROM messaging_inbox WHERE consumer = $1").bind(consumer).fetch_one(c).await
+    })
 }
 
 /// Which rows to list; every field narrows.

@@ -61,7 +61,7 @@ pub async fn mark_many(c: &mut PgConnection, consumer: &str, marks: &[Mark], now
     sqlx::query(
         "UPDATE messaging_inbox i SET state = m.state, attempts = m.attempts, unfinished_runs = 0,
              lease_until = now() + m.due_in_ms * interval '1 ms', lock_token = NULL,
-             reason = m.reason, last_error = m.last_error,
+             reason = m.reason, last_error = m.last_error, body = NULL, waiting_for = NULL, deadline_at = NULL,
              finished_at = CASE WHEN m.state IN ('processed', 'dead') THEN $3 END
          FROM UNNEST($2::uuid[], $4::text[], $5::int[], $6::bigint[], $7::text[], $8::text[])
              AS m(event_id, state, attempts, due_in_ms, reason, last_error)

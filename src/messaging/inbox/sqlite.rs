@@ -90,6 +90,7 @@ pub async fn mark_many(c: &mut SqliteConnection, consumer: &str, marks: &[Mark],
     sqlx::query(
         "UPDATE messaging_inbox SET state = m.value ->> 1, attempts = m.value ->> 2, unfinished_runs = 0,
              lease_until = m.value ->> 3, lock_token = NULL, reason = m.value ->> 4, last_error = m.value ->> 5,
+             body = NULL, waiting_for = NULL, deadline_at = NULL,
              finished_at = CASE WHEN m.value ->> 1 IN ('processed', 'dead') THEN $2 END
          FROM jsonb_each($1) AS m
          WHERE consumer = m.value ->> 6 AND event_id = unhex(m.value ->> 0)",

@@ -145,6 +145,62 @@ pub async fn append_many(tx: &mut Tx, entries: &[Entry]) -> sqlx::Result<()> {
     Ok(())
 }
 
+/// Events of type `key` from `since` on that are out, or being sent just now, and that `consumer` has never met, as rows
+/// that send them to its queue once more: up to `limit` of those above `after`, with the id of each row they were found in.
+pub async fn list_unmet(
+    tx: &mut Tx,
+    consumer: &str,
+    queue: &str,
+    key: &str,
+    since: Timestamp,
+    after: Uuid,
+    limit: i64,
+) -> sqlx::Result<Vec<(Uuid, Entry)>> {
+    type Found = (Uuid, Uuid, String, Option<String>, String, String, String, Vec<u8>, String, Option<Uuid>);
+    let (aggregate_type, event_type) = key.split_once('.').unwrap_or((key, ""));
+    let rows: Vec<Found> = crate::on!(tx, c => {
+        sqlx::query_as(
+            "SELECT o.id, o.event_id, o.group_id, o.subsidiary_id, o.aggregate_type, o.aggregate_id, o.event_type, o.body,
+                 o.correlation_id, o.causation_id
+             FROM messaging_outbox o
+             WHERE (o.status = 'published' OR o.claimed_by IS NOT NULL) AND o.kind = 'event' AND o.aggregate_type = $1 AND o.event_type = $2
+                 AND o.created_at >= $3 AND o.id > $4
+                 AND NOT EXISTS (SELECT 1 FROM messaging_inbox i WHERE i.consumer = $5 AND i.event_id = o.event_id)
+             ORDER BY o.id LIMIT $6",
+        )
+        .bind(aggregate_type)
+        .bind(event_type)
+        .bind(since)
+        .bind(after)
+        .bind(consumer)
+        .bind(limit)
+        .fetch_all(c)
+        .await
+    })?;
+    let entry = |row: Found| {
+        let (found_in, event_id, group_id, subsidiary_id, aggregate_type, aggregate_id, ..) = row;
+        let (.., event_type, body, correlation_id, causation_id) = row;
+        let entry = Entry {
+            id: mint_id(),
+            event_id,
+            kind: Kind::Replay,
+            group_id,
+            subsidiary_id,
+            aggregate_type,
+            aggregate_id,
+            event_type,
+            body,
+            headers: "{}".to_owned(),
+            delay: Duration::ZERO,
+            correlation_id,
+            causation_id,
+            target: queue.to_owned(),
+        };
+        (found_in, entry)
+    };
+    Ok(rows.into_iter().map(entry).collect())
+}
+
 /// A row that a relay has claimed to publish over a broker.
 #[derive(Debug, Clone)]
 pub struct Claimed {

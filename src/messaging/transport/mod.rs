@@ -165,6 +165,14 @@ impl Transport {
         }
     }
 
+    /// Waits for a queue that had to be made because it was not there; never returns where none can go missing.
+    pub async fn next_made(&self) -> String {
+        match self {
+            Self::Table(_) | Self::Memory(_) => std::future::pending().await,
+            Self::Rabbit(rabbit) => rabbit.next_made().await,
+        }
+    }
+
     /// How the broker is; `None` for a queue that is as well as its database.
     pub fn condition(&self) -> Option<Condition> {
         match self {

@@ -282,7 +282,21 @@ async fn read_effects(tx: &mut Tx, group_id: &str, order_id: Uuid) -> sqlx::Resu
         .fetch_all(c)
         .await
     })?;
+    let entries: Vec<(String, i64, String, Uuid, Timestamp)> = crate::on!(tx, c => {
+        sqlx::query_as(
+            "SELECT account, amount_minor, currency, event_id, created_at FROM ledger_entries
+             WHERE group_id = $1 AND order_id = $2",
+        )
+        .bind(group_id)
+        .bind(order_id)
+        .fetch_all(c)
+        .await
+    })?;
     let mut effects = Vec::new();
+    for (account, amount_minor, currency, event_id, at) in entries {
+        let text = format!("booked {amount_minor} {currency} to {account}");
+        effects.push(Effect { who: "ledger", text, event_id: Some(event_id), at });
+    }
     for (number, state, event_id, created_at, updated_at) in reservations {
         let text = format!("wrote reservation {number}");
         effects.push(Effect { who: "inventory", text, event_id: Some(event_id), at: created_at });

@@ -4,11 +4,12 @@ mod pg;
 mod sqlite;
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::events::{Item, Price, Quantity, Sku};
-use super::model::{Order, OrderId, Status};
+use super::events::{Amount, Currency, Customer, Item, Price, Quantity, Sku};
+use super::model::{Order, OrderId, Standing, Status};
 use super::service::Answer;
 use crate::clock::Timestamp;
 use crate::db::{Filter, Tx, dialects, fetch_page};
@@ -29,13 +30,50 @@ pub struct KeyUse {
     pub order_id: OrderId,
 }
 
+/// A key used for a step of an order.
+#[derive(Debug, Clone)]
+pub struct StepKey<'a> {
+    pub group_id: &'a str,
+    pub route: &'static str,
+    pub key: &'a str,
+    pub fingerprint: [u8; 32],
+    pub order_id: OrderId,
+}
+
+/// Tenant, route and key: within these a key stands for one request.
+pub type Scope = (String, String, String);
+
+impl StepKey<'_> {
+    pub fn scope(&self) -> Scope {
+        (self.group_id.to_owned(), self.route.to_owned(), self.key.to_owned())
+    }
+}
+
+/// A step that an order takes, from the state it was met in.
+#[derive(Debug, Clone)]
+pub struct Taken<'a> {
+    pub group_id: &'a str,
+    pub id: OrderId,
+    pub from: Status,
+    pub to: Status,
+    pub reason: Option<&'a str>,
+}
+
 dialects! {
     /// Inserts orders with their lines.
     pub async fn insert_many(orders: &[Order]) -> ();
     async fn insert_keys(keys: &[Key<'_>], now: Timestamp) -> ();
     async fn select_keys(keys: &[Key<'_>]) -> Vec<(String, String, Vec<u8>, Uuid)>;
-    /// Moves orders that are still placed to the status answered.
-    pub async fn answer_many(answers: &[Answer], now: Timestamp) -> ();
+    /// Moves orders that are still placed to the status answered, those reserved with a hold; returns how many.
+    pub async fn answer_many(answers: &[Answer], hold: Duration, now: Timestamp) -> u64;
+    async fn select_locked(orders: &[(&str, OrderId)]) -> Vec<StandingColumns>;
+    async fn select_step_keys(keys: &[StepKey<'_>]) -> Vec<(String, String, String, Vec<u8>)>;
+    /// Writes keys that must be new; one that is taken fails the transaction.
+    async fn write_step_keys(keys: &[StepKey<'_>], now: Timestamp) -> ();
+    async fn move_many(taken: &[Taken<'_>], now: Timestamp) -> u64;
+    /// Has any hold run out? Only a look: nothing is locked.
+    pub async fn any_hold_over(now: Timestamp) -> bool;
+    async fn end_holds(limit: i64, reason: Option<&str>, now: Timestamp) -> Vec<StandingColumns>;
     async fn select_lines(group_id: &str, orders: &[Uuid]) -> Vec<(Uuid, String, i64, i64)>;
 }
 
@@ -45,13 +83,46 @@ pub async fn claim_keys(tx: &mut Tx, keys: &[Key<'_>], now: Timestamp) -> sqlx::
     insert_keys(tx, keys, now).await?;
     let mut stored: HashMap<(String, String), KeyUse> = HashMap::with_capacity(keys.len());
     for (group_id, key, fingerprint, order_id) in select_keys(tx, keys).await? {
-        let fingerprint =
-            fingerprint.try_into().map_err(|_| sqlx::Error::Decode("a fingerprint must have 32 bytes".into()))?;
+        let fingerprint = fingerprint_from_column(fingerprint)?;
         stored.insert((group_id, key), KeyUse { fingerprint, order_id: OrderId(order_id) });
     }
     keys.iter()
         .map(|key| stored.remove(&(key.group_id.to_owned(), key.key.to_owned())).ok_or(sqlx::Error::RowNotFound))
         .collect()
+}
+
+/// Locks orders in the order of their keys and returns each with when it last changed. Those that do not exist are
+/// simply not there.
+pub async fn lock_many(tx: &mut Tx, orders: &[(&str, OrderId)]) -> sqlx::Result<Vec<(Standing, Timestamp)>> {
+    select_locked(tx, orders).await?.into_iter().map(standing_from_columns).collect()
+}
+
+/// The fingerprints of those among `keys` that have been used.
+pub async fn find_step_keys(tx: &mut Tx, keys: &[StepKey<'_>]) -> sqlx::Result<HashMap<Scope, [u8; 32]>> {
+    if keys.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let rows = select_step_keys(tx, keys).await?;
+    rows.into_iter()
+        .map(|(group_id, route, key, fingerprint)| Ok(((group_id, route, key), fingerprint_from_column(fingerprint)?)))
+        .collect()
+}
+
+pub async fn insert_step_keys(tx: &mut Tx, keys: &[StepKey<'_>], now: Timestamp) -> sqlx::Result<()> {
+    if keys.is_empty() { Ok(()) } else { write_step_keys(tx, keys, now).await }
+}
+
+/// Moves orders that were locked. One that is not in the state it was met in fails the transaction: its event must
+/// not get out without it.
+pub async fn take_many(tx: &mut Tx, taken: &[Taken<'_>], now: Timestamp) -> sqlx::Result<()> {
+    let moved = move_many(tx, taken, now).await?;
+    if moved == taken.len() as u64 { Ok(()) } else { Err(sqlx::Error::RowNotFound) }
+}
+
+/// Expires reserved orders whose hold has run out, the longest over first; those locked by others are skipped.
+pub async fn expire_many(tx: &mut Tx, limit: i64, reason: Option<&str>, now: Timestamp) -> sqlx::Result<Vec<Standing>> {
+    let rows = end_holds(tx, limit, reason, now).await?;
+    rows.into_iter().map(|columns| Ok(standing_from_columns(columns)?.0)).collect()
 }
 
 /// Which orders to list; every field narrows.
@@ -126,6 +197,30 @@ fn item_from_columns(sku: String, quantity: i64, price: i64) -> sqlx::Result<Ite
         })
     };
     item().map_err(|error| sqlx::Error::Decode(error.into()))
+}
+
+fn fingerprint_from_column(bytes: Vec<u8>) -> sqlx::Result<[u8; 32]> {
+    bytes.try_into().map_err(|_| sqlx::Error::Decode("a fingerprint must have 32 bytes".into()))
+}
+
+/// Tenant, id, subsidiary, correlation id, status, customer, total, currency, last change.
+type StandingColumns = (String, Uuid, Option<String>, String, String, String, i64, String, Timestamp);
+
+fn standing_from_columns(columns: StandingColumns) -> sqlx::Result<(Standing, Timestamp)> {
+    let (group_id, id, subsidiary_id, correlation_id, status, customer_id, total_minor, currency, updated_at) = columns;
+    let standing = || -> Result<Standing, String> {
+        Ok(Standing {
+            group_id,
+            id: OrderId(id),
+            subsidiary_id,
+            correlation_id,
+            status: Status::find(&status).ok_or_else(|| format!("unknown order status {status:?}"))?,
+            customer_id: Customer::try_from(customer_id)?,
+            total: Amount::try_from(total_minor)?,
+            currency: Currency::try_from(currency)?,
+        })
+    };
+    Ok((standing().map_err(|error| sqlx::Error::Decode(error.into()))?, updated_at))
 }
 
 fn order_from_columns(columns: Columns, items: Vec<Item>) -> sqlx::Result<Order> {

@@ -1,8 +1,12 @@
+//! Postgres: a hold ends by the database's own clock, so instances with skewed clocks agree.
+
+use std::time::Duration;
+
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::{Answer, Item, Key, Order};
-use crate::clock::Timestamp;
+use super::{Answer, Item, Key, Order, OrderId, StandingColumns, StepKey, Taken};
+use crate::clock::{Timestamp, millis};
 
 pub async fn insert_many(c: &mut PgConnection, orders: &[Order]) -> sqlx::Result<()> {
     let text = |of: fn(&Order) -> &str| orders.iter().map(of).collect::<Vec<&str>>();
@@ -75,9 +79,15 @@ pub async fn select_keys(c: &mut PgConnection, keys: &[Key<'_>]) -> sqlx::Result
     .await
 }
 
-pub async fn answer_many(c: &mut PgConnection, answers: &[Answer], now: Timestamp) -> sqlx::Result<()> {
+pub async fn answer_many(
+    c: &mut PgConnection,
+    answers: &[Answer],
+    hold: Duration,
+    now: Timestamp,
+) -> sqlx::Result<u64> {
     sqlx::query(
-        "UPDATE orders_orders o SET status = a.status, reason = a.reason, updated_at = $5
+        "UPDATE orders_orders o SET status = a.status, reason = a.reason, updated_at = $5,
+             hold_expires_at = CASE a.status WHEN 'reserved' THEN now() + $6 * interval '1 ms' END
          FROM UNNEST($1::text[], $2::uuid[], $3::text[], $4::text[]) AS a(group_id, id, status, reason)
          WHERE o.group_id = a.group_id AND o.id = a.id AND o.status = 'placed'",
     )
@@ -86,9 +96,106 @@ pub async fn answer_many(c: &mut PgConnection, answers: &[Answer], now: Timestam
     .bind(answers.iter().map(|answer| answer.status.as_str()).collect::<Vec<_>>())
     .bind(answers.iter().map(|answer| answer.reason.as_deref()).collect::<Vec<_>>())
     .bind(now)
+    .bind(millis(hold))
+    .execute(c)
+    .await
+    .map(|done| done.rows_affected())
+}
+
+pub async fn select_locked(c: &mut PgConnection, orders: &[(&str, OrderId)]) -> sqlx::Result<Vec<StandingColumns>> {
+    sqlx::query_as(
+        "SELECT o.group_id, o.id, o.subsidiary_id, o.correlation_id, o.status, o.customer_id, o.total_minor, o.currency,
+             o.updated_at
+         FROM orders_orders o
+         JOIN UNNEST($1::text[], $2::uuid[]) AS wanted(group_id, id)
+             ON o.group_id = wanted.group_id AND o.id = wanted.id
+         ORDER BY o.group_id, o.id FOR UPDATE OF o",
+    )
+    .bind(orders.iter().map(|(group_id, _)| *group_id).collect::<Vec<_>>())
+    .bind(orders.iter().map(|(_, id)| id.0).collect::<Vec<_>>())
+    .fetch_all(c)
+    .await
+}
+
+pub async fn select_step_keys(
+    c: &mut PgConnection,
+    keys: &[StepKey<'_>],
+) -> sqlx::Result<Vec<(String, String, String, Vec<u8>)>> {
+    sqlx::query_as(
+        "SELECT group_id, route, key, fingerprint FROM orders_idempotency
+         JOIN UNNEST($1::text[], $2::text[], $3::text[]) AS wanted(group_id, route, key) USING (group_id, route, key)",
+    )
+    .bind(keys.iter().map(|key| key.group_id).collect::<Vec<_>>())
+    .bind(keys.iter().map(|key| key.route).collect::<Vec<_>>())
+    .bind(keys.iter().map(|key| key.key).collect::<Vec<_>>())
+    .fetch_all(c)
+    .await
+}
+
+pub async fn write_step_keys(c: &mut PgConnection, keys: &[StepKey<'_>], now: Timestamp) -> sqlx::Result<()> {
+    sqlx::query(
+        "INSERT INTO orders_idempotency (group_id, route, key, fingerprint, order_id, created_at)
+         SELECT group_id, route, key, fingerprint, order_id, $6
+         FROM UNNEST($1::text[], $2::text[], $3::text[], $4::bytea[], $5::uuid[])
+             AS row(group_id, route, key, fingerprint, order_id)
+         ORDER BY group_id, route, key",
+    )
+    .bind(keys.iter().map(|key| key.group_id).collect::<Vec<_>>())
+    .bind(keys.iter().map(|key| key.route).collect::<Vec<_>>())
+    .bind(keys.iter().map(|key| key.key).collect::<Vec<_>>())
+    .bind(keys.iter().map(|key| key.fingerprint.as_slice()).collect::<Vec<_>>())
+    .bind(keys.iter().map(|key| key.order_id.0).collect::<Vec<_>>())
+    .bind(now)
     .execute(c)
     .await
     .map(drop)
+}
+
+pub async fn move_many(c: &mut PgConnection, taken: &[Taken<'_>], now: Timestamp) -> sqlx::Result<u64> {
+    sqlx::query(
+        "UPDATE orders_orders o SET status = t.status, reason = t.reason, updated_at = $6, hold_expires_at = NULL
+         FROM UNNEST($1::text[], $2::uuid[], $3::text[], $4::text[], $5::text[]) AS t(group_id, id, was, status, reason)
+         WHERE o.group_id = t.group_id AND o.id = t.id AND o.status = t.was",
+    )
+    .bind(taken.iter().map(|step| step.group_id).collect::<Vec<_>>())
+    .bind(taken.iter().map(|step| step.id.0).collect::<Vec<_>>())
+    .bind(taken.iter().map(|step| step.from.as_str()).collect::<Vec<_>>())
+    .bind(taken.iter().map(|step| step.to.as_str()).collect::<Vec<_>>())
+    .bind(taken.iter().map(|step| step.reason).collect::<Vec<_>>())
+    .bind(now)
+    .execute(c)
+    .await
+    .map(|done| done.rows_affected())
+}
+
+pub async fn any_hold_over(c: &mut PgConnection, _now: Timestamp) -> sqlx::Result<bool> {
+    sqlx::query_scalar(
+        "SELECT EXISTS (SELECT 1 FROM orders_orders WHERE status = 'reserved' AND hold_expires_at <= now())",
+    )
+    .fetch_one(c)
+    .await
+}
+
+pub async fn end_holds(
+    c: &mut PgConnection,
+    limit: i64,
+    reason: Option<&str>,
+    now: Timestamp,
+) -> sqlx::Result<Vec<StandingColumns>> {
+    sqlx::query_as(
+        "WITH due AS MATERIALIZED (
+             SELECT group_id, id FROM orders_orders WHERE status = 'reserved' AND hold_expires_at <= now()
+             ORDER BY hold_expires_at LIMIT $1 FOR UPDATE SKIP LOCKED)
+         UPDATE orders_orders o SET status = 'expired', reason = $2, updated_at = $3
+         FROM due WHERE o.group_id = due.group_id AND o.id = due.id AND o.status = 'reserved'
+         RETURNING o.group_id, o.id, o.subsidiary_id, o.correlation_id, o.status, o.customer_id, o.total_minor,
+             o.currency, o.updated_at",
+    )
+    .bind(limit)
+    .bind(reason)
+    .bind(now)
+    .fetch_all(c)
+    .await
 }
 
 pub async fn select_lines(

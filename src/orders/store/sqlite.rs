@@ -1,8 +1,10 @@
+use std::time::Duration;
+
 use sqlx::SqliteConnection;
 use sqlx::types::Json;
 use uuid::Uuid;
 
-use super::{Answer, Key, Order};
+use super::{Answer, Key, Order, OrderId, StandingColumns, StepKey, Taken};
 use crate::clock::Timestamp;
 
 pub async fn insert_many(c: &mut SqliteConnection, orders: &[Order]) -> sqlx::Result<()> {
@@ -87,21 +89,125 @@ pub async fn select_keys(
     .await
 }
 
-pub async fn answer_many(c: &mut SqliteConnection, answers: &[Answer], now: Timestamp) -> sqlx::Result<()> {
+pub async fn answer_many(
+    c: &mut SqliteConnection,
+    answers: &[Answer],
+    hold: Duration,
+    now: Timestamp,
+) -> sqlx::Result<u64> {
     let rows: Vec<_> = answers
         .iter()
         .map(|answer| (&answer.group_id, answer.order_id.0.simple(), answer.status.as_str(), &answer.reason))
         .collect();
     sqlx::query(
-        "UPDATE orders_orders SET status = a.value ->> 2, reason = a.value ->> 3, updated_at = $2
+        "UPDATE orders_orders SET status = a.value ->> 2, reason = a.value ->> 3, updated_at = $2,
+             hold_expires_at = CASE a.value ->> 2 WHEN 'reserved' THEN $3 END
          FROM jsonb_each($1) AS a
          WHERE group_id = a.value ->> 0 AND orders_orders.id = unhex(a.value ->> 1) AND status = 'placed'",
     )
     .bind(Json(rows))
     .bind(now)
+    .bind(now.plus(hold))
+    .execute(c)
+    .await
+    .map(|done| done.rows_affected())
+}
+
+/// The writer's transaction is the lock.
+pub async fn select_locked(c: &mut SqliteConnection, orders: &[(&str, OrderId)]) -> sqlx::Result<Vec<StandingColumns>> {
+    let rows: Vec<_> = orders.iter().map(|(group_id, id)| (group_id, id.0.simple())).collect();
+    sqlx::query_as(
+        "SELECT o.group_id, o.id, o.subsidiary_id, o.correlation_id, o.status, o.customer_id, o.total_minor, o.currency,
+             o.updated_at
+         FROM jsonb_each($1) AS wanted
+         CROSS JOIN orders_orders o ON o.group_id = wanted.value ->> 0 AND o.id = unhex(wanted.value ->> 1)",
+    )
+    .bind(Json(rows))
+    .fetch_all(c)
+    .await
+}
+
+pub async fn select_step_keys(
+    c: &mut SqliteConnection,
+    keys: &[StepKey<'_>],
+) -> sqlx::Result<Vec<(String, String, String, Vec<u8>)>> {
+    let rows: Vec<_> = keys.iter().map(|key| (key.group_id, key.route, key.key)).collect();
+    sqlx::query_as(
+        "SELECT i.group_id, i.route, i.key, i.fingerprint FROM jsonb_each($1) AS wanted
+         CROSS JOIN orders_idempotency i ON i.group_id = wanted.value ->> 0 AND i.route = wanted.value ->> 1
+             AND i.key = wanted.value ->> 2",
+    )
+    .bind(Json(rows))
+    .fetch_all(c)
+    .await
+}
+
+pub async fn write_step_keys(c: &mut SqliteConnection, keys: &[StepKey<'_>], now: Timestamp) -> sqlx::Result<()> {
+    let mut fingerprints = Vec::with_capacity(keys.len() * 32);
+    let rows: Vec<_> = keys
+        .iter()
+        .map(|key| {
+            fingerprints.extend_from_slice(&key.fingerprint);
+            (key.group_id, key.route, key.key, key.order_id.0.simple())
+        })
+        .collect();
+    sqlx::query(
+        "INSERT INTO orders_idempotency (group_id, route, key, fingerprint, order_id, created_at)
+         SELECT value ->> 0, value ->> 1, value ->> 2, substr($2, jsonb_each.key * 32 + 1, 32), unhex(value ->> 3), $3
+         FROM jsonb_each($1)",
+    )
+    .bind(Json(rows))
+    .bind(fingerprints)
+    .bind(now)
     .execute(c)
     .await
     .map(drop)
+}
+
+pub async fn move_many(c: &mut SqliteConnection, taken: &[Taken<'_>], now: Timestamp) -> sqlx::Result<u64> {
+    let rows: Vec<_> = taken
+        .iter()
+        .map(|step| (step.group_id, step.id.0.simple(), step.from.as_str(), step.to.as_str(), step.reason))
+        .collect();
+    sqlx::query(
+        "UPDATE orders_orders SET status = t.value ->> 3, reason = t.value ->> 4, updated_at = $2,
+             hold_expires_at = NULL
+         FROM jsonb_each($1) AS t
+         WHERE group_id = t.value ->> 0 AND orders_orders.id = unhex(t.value ->> 1) AND status = t.value ->> 2",
+    )
+    .bind(Json(rows))
+    .bind(now)
+    .execute(c)
+    .await
+    .map(|done| done.rows_affected())
+}
+
+pub async fn any_hold_over(c: &mut SqliteConnection, now: Timestamp) -> sqlx::Result<bool> {
+    sqlx::query_scalar(
+        "SELECT EXISTS (SELECT 1 FROM orders_orders WHERE status = 'reserved' AND hold_expires_at <= $1)",
+    )
+    .bind(now)
+    .fetch_one(c)
+    .await
+}
+
+pub async fn end_holds(
+    c: &mut SqliteConnection,
+    limit: i64,
+    reason: Option<&str>,
+    now: Timestamp,
+) -> sqlx::Result<Vec<StandingColumns>> {
+    sqlx::query_as(
+        "UPDATE orders_orders SET status = 'expired', reason = $2, updated_at = $3
+         WHERE (group_id, id) IN (SELECT group_id, id FROM orders_orders
+             WHERE status = 'reserved' AND hold_expires_at <= $3 ORDER BY hold_expires_at LIMIT $1)
+         RETURNING group_id, id, subsidiary_id, correlation_id, status, customer_id, total_minor, currency, updated_at",
+    )
+    .bind(limit)
+    .bind(reason)
+    .bind(now)
+    .fetch_all(c)
+    .await
 }
 
 pub async fn select_lines(

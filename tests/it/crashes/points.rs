@@ -12,8 +12,9 @@ const CONSUMERS: [&str; 3] = ["inventory", "orders", "notifications"];
 const ORDERS: i64 = 5;
 
 impl Shop<'_> {
+    /// Arms a point. The server may get there before it has answered.
     async fn arm(&self, point: &str, consumer: Option<&str>) {
-        self.server.tell("/v1/lab/crash", &json!({ "point": point, "consumer": consumer })).await;
+        let _ = self.server.post("/v1/lab/crash", &json!({ "point": point, "consumer": consumer })).send().await;
     }
 
     /// Publishes what cannot be read. The server may die of it before it has answered.
@@ -165,11 +166,10 @@ async fn a_retry_that_was_written_but_not_acknowledged_runs_once(db: TestDb) {
         shop.check().await;
         let row = shop.server.read(&format!("/v1/inbox?consumer={consumer}&limit=1")).await["data"][0].clone();
         assert_eq!(row["attempts"], 2, "{consumer}: one failed, one did it");
-        assert_eq!(
-            shop.dismissed_by(consumer).await,
-            before + 1,
-            "{consumer}: the message or its retry came for nothing"
-        );
+        let dismissed = shop.dismissed_by(consumer).await - before;
+        // On a broker the relay, which died too, may have published something that it had not marked yet.
+        let expected = dismissed == 1 || (db.is_on_rabbit() && dismissed > 1);
+        assert!(expected, "{consumer}: the message or its retry came for nothing, {dismissed} times");
     }
 }
 

@@ -1,5 +1,6 @@
 //! The API from outside, on each database.
 
+mod life;
 mod metrics;
 mod operations;
 mod orders;

@@ -22,10 +22,11 @@ const OUTBOX_FIELDS: [&str; 12] = [
     "target",
 ];
 
-const INBOX_FIELDS: [&str; 10] = [
+const INBOX_FIELDS: [&str; 12] = [
     "attempts",
     "consumer",
     "correlation_id",
+    "deadline_at",
     "duplicates",
     "event_id",
     "event_type",
@@ -33,6 +34,7 @@ const INBOX_FIELDS: [&str; 10] = [
     "last_error",
     "started_at",
     "state",
+    "waiting_for",
 ];
 
 const LETTER_FIELDS: [&str; 12] = [

@@ -9,7 +9,7 @@ async fn probes_tell_how_everything_is_doing(db: TestDb) {
     assert_eq!(app.read("/livez").await, json!({ "status": "ok" }));
     let ready = eventually("every loop running", || async {
         let ready = app.read("/readyz").await;
-        let loops = ["relay", "orders", "inventory", "notifications", "dead-letters"];
+        let loops = ["relay", "orders", "expiry", "inventory", "notifications", "ledger", "dead-letters"];
         loops.iter().all(|name| ready["checks"][name] == "running").then_some(ready)
     })
     .await;
@@ -19,7 +19,8 @@ async fn probes_tell_how_everything_is_doing(db: TestDb) {
     let health = app.read("/v1/health").await;
     assert_eq!(fields(&health), ["broker", "database", "loops", "outbox", "status", "version"]);
     let engine = if db.url.starts_with("sqlite:") { "sqlite" } else { "postgres" };
-    assert_eq!(health["database"], json!({ "kind": engine, "status": "up" }));
+    assert_eq!(health["database"], json!({ "kind": engine, "status": "up", "error": null }));
+    assert_eq!(health["broker"], json!({ "kind": "embedded", "status": "up", "error": null }));
     assert_eq!((&health["status"], &health["version"]), (&json!("ok"), &json!(env!("CARGO_PKG_VERSION"))));
     assert_eq!((&health["outbox"]["pending"], &health["outbox"]["dead"]), (&json!(0), &json!(0)));
     assert!(health["loops"]["inventory"]["last_success_at"].is_string());

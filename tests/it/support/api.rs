@@ -1,6 +1,6 @@
 //! The calls that tests make on a server, in or out of process.
 
-use reqwest::{Client, RequestBuilder, StatusCode};
+use reqwest::{Client, RequestBuilder, Response, StatusCode};
 use serde_json::{Value, json};
 
 use super::eventually;
@@ -70,6 +70,29 @@ impl Api {
     /// Places an order and does not wait for its outcome.
     pub async fn place(&self, customer: &str, items: &[(&str, i64)]) -> Value {
         self.tell("/v1/orders", &order(customer, items)).await
+    }
+
+    /// Places an order of one unit for `price`, which must be reserved; its id.
+    pub async fn reserve(&self, sku: &str, price: i64) -> String {
+        let body =
+            json!({ "customer_id": "alice", "items": [{ "sku": sku, "quantity": 1, "unit_price_minor": price }] });
+        let response = self.post("/v1/orders", &body).header("prefer", "wait=20").send().await.unwrap();
+        let order: Value = response.json().await.unwrap();
+        assert_eq!(order["status"], "reserved", "{order}");
+        order["id"].as_str().unwrap().to_owned()
+    }
+
+    pub async fn pay(&self, id: &str, amount: i64) -> Response {
+        self.post(&format!("/v1/orders/{id}/payments"), &json!({ "amount_minor": amount })).send().await.unwrap()
+    }
+
+    /// Cancels or fulfils an order, without a body.
+    pub async fn step(&self, id: &str, step: &str) -> Response {
+        self.client.post(format!("{}/v1/orders/{id}/{step}", self.url)).send().await.unwrap()
+    }
+
+    pub async fn status(&self, id: &str) -> String {
+        self.read(&format!("/v1/orders/{id}")).await["status"].as_str().unwrap().to_owned()
     }
 
     pub async fn place_and_wait(&self, customer: &str, items: &[(&str, i64)]) -> Value {

@@ -47,6 +47,7 @@ pub const QUEUE: &str = "test.probe";
 pub const QUIET: Duration = Duration::from_millis(300);
 pub const KEY: &str = "probe.told";
 pub const LEASE: Duration = Duration::from_secs(60);
+pub const WAIT_DEADLINE: Duration = Duration::from_secs(300);
 /// Longer than any delay or lease of a rig.
 pub const AGES: Duration = Duration::from_secs(600);
 pub const EVENT_BYTES_MAX: usize = 64 * 1024;
@@ -215,8 +216,9 @@ impl Rig {
         let (queue, second_queue) = (format!("{prefix}.probe"), format!("{prefix}.shadow"));
         transport.declare(&Topology { queues: vec![bind(&queue), bind(&second_queue)] }).await.unwrap();
         let mut tending = JoinSet::new();
-        let tended = transport.clone();
-        tending.spawn(async move { tended.tend().await });
+        if let Transport::Rabbit(rabbit) = &transport {
+            tending.spawn(rabbit.clone().tend());
+        }
         let open = async { tokio::join!(transport.until_open(Way::Out), transport.until_open(Way::In)) };
         tokio::time::timeout(DEADLINE, open).await.expect("the broker is there");
         let kernel = Kernel {
@@ -262,7 +264,9 @@ impl Rig {
             for shift in [
                 "UPDATE messaging_outbox SET available_at = available_at - $1 * interval '1 ms'",
                 "UPDATE messaging_queue SET lease_until = lease_until - $1 * interval '1 ms'",
-                "UPDATE messaging_inbox SET lease_until = lease_until - $1 * interval '1 ms'",
+                "UPDATE messaging_inbox SET lease_until = lease_until - $1 * interval '1 ms',
+                     deadline_at = deadline_at - $1 * interval '1 ms'",
+                "UPDATE orders_orders SET hold_expires_at = hold_expires_at - $1 * interval '1 ms'",
             ] {
                 let mut tx = self.db.begin().await.unwrap();
                 on!(tx, c => sqlx::query(shift).bind(millis(span)).execute(c).await.map(drop)).unwrap();
@@ -340,9 +344,11 @@ impl Rig {
             let batch = self.consumer.try_once(&mut subscription).await.unwrap();
             count += batch;
             if batch == 0 || !self.is_on_rabbit() {
-                return count;
+                break;
             }
         }
+        self.leave(subscription).await;
+        count
     }
 
     /// The same for the dead-letter office.
@@ -354,8 +360,18 @@ impl Rig {
             let batch = self.office.try_once(&self.sender, &mut subscription).await.unwrap();
             count += batch;
             if batch == 0 || !self.is_on_rabbit() {
-                return count;
+                break;
             }
+        }
+        self.leave(subscription).await;
+        count
+    }
+
+    /// Signs off from a broker, which would go on sending to a consumer that it has not missed yet. The table queue's
+    /// subscriptions just end, as those of a process that died would.
+    async fn leave(&self, subscription: Subscription) {
+        if self.is_on_rabbit() {
+            subscription.close().await;
         }
     }
 
@@ -475,6 +491,7 @@ pub fn tuning() -> Tuning {
             cap: Duration::from_secs(60),
             attempts_max: ATTEMPTS_MAX.unsigned_abs(),
         },
+        wait_deadline: WAIT_DEADLINE,
         event_bytes_max: EVENT_BYTES_MAX,
     }
 }

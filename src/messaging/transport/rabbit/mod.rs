@@ -25,21 +25,21 @@ use std::time::Duration;
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
 use lapin::uri::AMQPUri;
-use lapin::{Channel, ErrorKind};
+use lapin::{Channel, Connection, ConnectionProperties};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
 use self::link::{Link, LinkState};
 use self::publisher::Publisher;
 pub use self::shape::ExtraQueue;
-use self::shape::Shape;
+use self::shape::{Made, Shape, is_not_found};
 pub use self::subscription::RabbitSubscription;
 use super::{Condition, Depth, RawMessage, Topology, TransportError, Verdict, Way};
 use crate::messaging::outbox::Claimed;
 
 /// How long the broker may take to say how full its queues are, all together.
 const DEPTHS_TIMEOUT: Duration = Duration::from_secs(1);
-const NOT_FOUND: u16 = 404;
+const REMOVE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How to reach the broker and what to ask of it.
 #[derive(Debug, Clone)]
@@ -75,6 +75,7 @@ pub struct Rabbit {
 
 struct Inner {
     options: Options,
+    made: Arc<Made>,
     shape: watch::Sender<Arc<Shape>>,
     publishing: Link,
     consuming: Link,
@@ -88,9 +89,11 @@ impl Rabbit {
     /// Connects to nothing yet: [`Self::tend`] does. Fails on a URL that cannot be read.
     pub fn try_new(options: Options) -> Result<Self, String> {
         let uri = options.uri()?;
-        let shape = Shape::new(&options.prefix, &Topology::default(), &options.extra_queues);
+        let made = Arc::new(Made::default());
+        let shape = Shape::new(&options.prefix, &Topology::default(), &options.extra_queues, made.clone());
         let inner = Inner {
             options,
+            made,
             shape: watch::Sender::new(Arc::new(shape)),
             publishing: Link::new("publishing", uri.clone()),
             consuming: Link::new("consuming", uri),
@@ -103,8 +106,14 @@ impl Rabbit {
 
     /// Says what to declare, at each connect from now on.
     pub fn declare(&self, topology: &Topology) {
-        let options = &self.inner.options;
-        self.inner.shape.send_replace(Arc::new(Shape::new(&options.prefix, topology, &options.extra_queues)));
+        let Inner { options, made, .. } = &*self.inner;
+        let shape = Shape::new(&options.prefix, topology, &options.extra_queues, made.clone());
+        self.inner.shape.send_replace(Arc::new(shape));
+    }
+
+    /// Waits for a queue of ours that had to be made, because it was not there.
+    pub async fn next_made(&self) -> String {
+        self.inner.made.next().await
     }
 
     /// Keeps both links up until cancelled.
@@ -116,6 +125,19 @@ impl Rabbit {
     /// Says goodbye to the broker.
     pub async fn close(&self) {
         tokio::join!(self.inner.publishing.close(), self.inner.consuming.close());
+    }
+
+    /// Takes every exchange and queue of its own away from the broker, with what is in them: for a run on names of its
+    /// own that is over.
+    pub async fn remove(&self) -> Result<(), TransportError> {
+        let failed = |error: lapin::Error| TransportError::Broker(error.to_string());
+        let uri = self.inner.options.uri().map_err(TransportError::Broker)?;
+        let removing = async {
+            let connection = Connection::connect_uri(uri, ConnectionProperties::default()).await.map_err(failed)?;
+            self.shape().remove(&connection).await.map_err(failed)
+        };
+        let in_time = timeout(REMOVE_TIMEOUT, removing).await;
+        in_time.unwrap_or_else(|_| Err(TransportError::Broker(format!("no answer within {REMOVE_TIMEOUT:?}"))))
     }
 
     /// The worse of the two links.
@@ -217,8 +239,4 @@ impl Inner {
 /// A broker tells how much is ready and who consumes, not what is in flight nor how old.
 fn unknown(queue: &str, stale: bool) -> Depth {
     Depth { queue: queue.to_owned(), ready: 0, in_flight: None, consumers: None, oldest_enqueued_at: None, stale }
-}
-
-fn is_not_found(error: &lapin::Error) -> bool {
-    matches!(error.kind(), ErrorKind::ProtocolError(refusal) if refusal.get_id() == NOT_FOUND)
 }

@@ -96,6 +96,9 @@ struct Pass<'a> {
     addresses: Vec<Option<Address>>,
     returned: Vec<(Address, String)>,
     lost: Option<lapin::Error>,
+    /// Once a full queue has refused, RabbitMQ may let that channel's messages be refused for ever, room or no room, if the
+    /// limit was lifted by a policy (seen with 3.10): the next pass has another channel.
+    any_refused: bool,
 }
 
 impl Publisher {
@@ -145,8 +148,9 @@ impl Publisher {
             () = link.until_up(false) => true,
         };
         let whole = pass.waiting.is_empty() && pass.lost.is_none();
+        let fit = whole && !pass.any_refused;
         let (verdicts, any_returned) = pass.end();
-        if whole {
+        if fit {
             self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(channel);
         } else if !in_time {
             link.give_up_on("it confirms nothing");
@@ -205,6 +209,7 @@ impl<'a> Pass<'a> {
             addresses: (0..count).map(|_| None).collect(),
             returned: Vec::new(),
             lost: None,
+            any_refused: false,
         }
     }
 
@@ -268,6 +273,7 @@ impl<'a> Pass<'a> {
             }
             Ok(Confirmation::Nack(returned)) => {
                 self.verdicts[index] = Verdict::Refused("the broker refused it: a queue it goes to is full".to_owned());
+                self.any_refused = true;
                 self.note(returned);
             }
             Ok(Confirmation::NotRequested) => {

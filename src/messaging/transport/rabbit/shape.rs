@@ -4,9 +4,15 @@
 //! arguments is never used as it is, because a message rejected on a queue without dead-lettering would be gone: it
 //! is reported in words, with what to do, until somebody has done it.
 
-use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use lapin::options::{
+    ExchangeDeclareOptions, ExchangeDeleteOptions, QueueBindOptions, QueueDeclareOptions, QueueDeleteOptions,
+};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{Channel, Connection, Error, ErrorKind, ExchangeKind};
+use tokio::sync::Notify;
 
 use crate::messaging::transport::{Topology, dlq_of};
 
@@ -15,6 +21,7 @@ use crate::messaging::transport::{Topology, dlq_of};
 const DELIVERY_LIMIT: i32 = 50;
 /// Nobody gives up on a dead letter.
 const DLQ_DELIVERY_LIMIT: i32 = 1_000_000;
+const NOT_FOUND: u16 = 404;
 const PRECONDITION_FAILED: u16 = 406;
 
 /// A queue for a program that is not ours, as configuration asks for it.
@@ -50,6 +57,32 @@ pub struct Shape {
     pub exchange: String,
     pub dead_letter_exchange: String,
     queues: Vec<QueueShape>,
+    made: Arc<Made>,
+}
+
+/// Queues of ours that were not there when they were declared: new, or deleted with all that was in them.
+#[derive(Debug, Default)]
+pub struct Made {
+    queues: Mutex<BTreeSet<String>>,
+    any: Notify,
+}
+
+impl Made {
+    fn add(&self, queue: &str) {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner).insert(queue.to_owned());
+        self.any.notify_one();
+    }
+
+    /// Waits for a queue that was made.
+    pub async fn next(&self) -> String {
+        loop {
+            let next = self.queues.lock().unwrap_or_else(PoisonError::into_inner).pop_first();
+            match next {
+                Some(queue) => return queue,
+                None => self.any.notified().await,
+            }
+        }
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -60,7 +93,7 @@ struct QueueShape {
 }
 
 impl Shape {
-    pub fn new(prefix: &str, topology: &Topology, extra: &[ExtraQueue]) -> Self {
+    pub fn new(prefix: &str, topology: &Topology, extra: &[ExtraQueue], made: Arc<Made>) -> Self {
         let ours = topology.queues.iter().map(|binding| QueueShape {
             name: binding.queue.clone(),
             patterns: binding.keys.iter().map(|key| (*key).to_owned()).collect(),
@@ -75,6 +108,7 @@ impl Shape {
             exchange: format!("{prefix}.events"),
             dead_letter_exchange: format!("{prefix}.events.dlx"),
             queues: ours.chain(others).collect(),
+            made,
         }
     }
 
@@ -95,7 +129,7 @@ impl Shape {
                 Some(channel) => channel,
                 None => open(connection).await?,
             };
-            match self.declare_queue(&used, queue).await {
+            match self.declare_queue(connection, &used, queue).await {
                 Ok(()) => channel = Some(used),
                 Err(error) if connection.status().connected() => wrong.push(error),
                 Err(error) => return Err(error),
@@ -104,10 +138,24 @@ impl Shape {
         if wrong.is_empty() { Ok(()) } else { Err(wrong.join(" ")) }
     }
 
+    /// Takes everything away that is declared, with what is in it.
+    pub async fn remove(&self, connection: &Connection) -> lapin::Result<()> {
+        let channel = connection.create_channel().await?;
+        for queue in &self.queues {
+            for name in [queue.name.clone(), dlq_of(&queue.name)] {
+                channel.queue_delete(name.into(), QueueDeleteOptions::default()).await?;
+            }
+        }
+        for exchange in [&self.exchange, &self.dead_letter_exchange] {
+            channel.exchange_delete(exchange.as_str().into(), ExchangeDeleteOptions::default()).await?;
+        }
+        Ok(())
+    }
+
     /// Declares one queue of ours with its dead-letter queue: somebody may have deleted it meanwhile.
-    pub async fn declare_again(&self, channel: &Channel, queue: &str) -> Result<(), String> {
+    pub async fn declare_again(&self, connection: &Connection, channel: &Channel, queue: &str) -> Result<(), String> {
         match self.queues.iter().find(|known| known.name == queue || dlq_of(&known.name) == queue) {
-            Some(known) => self.declare_queue(channel, known).await,
+            Some(known) => self.declare_queue(connection, channel, known).await,
             None => Ok(()),
         }
     }
@@ -124,13 +172,22 @@ impl Shape {
         Ok(())
     }
 
-    async fn declare_queue(&self, channel: &Channel, queue: &QueueShape) -> Result<(), String> {
+    async fn declare_queue(
+        &self,
+        connection: &Connection,
+        channel: &Channel,
+        queue: &QueueShape,
+    ) -> Result<(), String> {
+        let was_there = !queue.is_ours || is_there(connection, &queue.name).await?;
         let dlq = dlq_of(&queue.name);
         self.make(channel, &dlq, dlq_arguments()).await?;
         bind(channel, &dlq, &self.dead_letter_exchange, &dlq).await?;
         self.make(channel, &queue.name, self.queue_arguments(queue)).await?;
         for pattern in &queue.patterns {
             bind(channel, &queue.name, &self.exchange, pattern).await?;
+        }
+        if !was_there {
+            self.made.add(&queue.name);
         }
         Ok(())
     }
@@ -167,6 +224,21 @@ fn dlq_arguments() -> FieldTable {
 
 fn set_text(arguments: &mut FieldTable, name: &str, value: &str) {
     arguments.insert(name.into(), AMQPValue::LongString(value.into()));
+}
+
+/// A question that is answered with no takes its channel with it, so it has one of its own.
+async fn is_there(connection: &Connection, queue: &str) -> Result<bool, String> {
+    let channel = open(connection).await?;
+    let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+    match channel.queue_declare(short(queue)?, passive, FieldTable::default()).await {
+        Ok(_) => Ok(true),
+        Err(error) if is_not_found(&error) => Ok(false),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+pub fn is_not_found(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::ProtocolError(refusal) if refusal.get_id() == NOT_FOUND)
 }
 
 async fn open(connection: &Connection) -> Result<Channel, String> {

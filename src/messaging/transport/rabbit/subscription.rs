@@ -49,7 +49,7 @@ impl RabbitSubscription {
     ) -> Result<Self, TransportError> {
         let opening = async {
             let channel = connection.create_channel().await.map_err(|error| error.to_string())?;
-            shape.declare_again(&channel, queue).await?;
+            shape.declare_again(&connection, &channel, queue).await?;
             channel.basic_qos(prefetch, BasicQosOptions::default()).await.map_err(|error| error.to_string())?;
             let consumer = channel
                 .basic_consume(short(queue)?, "".into(), BasicConsumeOptions::default(), FieldTable::default())

@@ -1,4 +1,6 @@
-//! Orders over HTTP.
+//! Orders over HTTP: placing and finding them here, what may be done to them afterwards in `steps.rs`.
+
+mod steps;
 
 use std::time::Duration;
 
@@ -13,18 +15,18 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
-use super::desk::Desk;
-use super::error::OrderError;
-use super::events::{Item, Price, Quantity, Sku};
-use super::model::{Order, Placing, Request, Status};
-use super::service::{self, IdempotencyKey, Placed, Submission};
-use super::store;
 use crate::clock::Timestamp;
 use crate::db::Db;
 use crate::http::caller::Caller;
 use crate::http::extract::{Body, Object, Params, fingerprint, idempotency_key, prefer_wait};
 use crate::http::page::{Page, fetch_limit, limit, read_uuid_cursor};
 use crate::http::problem::Problem;
+use crate::orders::desk::Desk;
+use crate::orders::error::OrderError;
+use crate::orders::events::{Item, Price, Quantity, Sku};
+use crate::orders::model::{Order, Placing, Request, Status};
+use crate::orders::service::{self, IdempotencyKey, Placed, Submission};
+use crate::orders::store;
 
 /// How often a waiting request looks even if no bell rings.
 const WAIT_POLL: Duration = Duration::from_millis(250);
@@ -41,7 +43,7 @@ pub struct OrdersApi {
 }
 
 pub fn routes() -> OpenApiRouter<OrdersApi> {
-    OpenApiRouter::new().routes(routes!(place_order, list_orders)).routes(routes!(get_order))
+    OpenApiRouter::new().routes(routes!(place_order, list_orders)).routes(routes!(get_order)).merge(steps::routes())
 }
 
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
@@ -93,6 +95,7 @@ pub struct OrderBody {
     correlation_id: String,
     created_at: Timestamp,
     updated_at: Timestamp,
+    /// While it is reserved: when the stock is given up unless the order is paid. If it expired: when that was.
     hold_expires_at: Option<Timestamp>,
 }
 
@@ -162,7 +165,7 @@ async fn place_order(
         Placed::KeyReused { first_fingerprint } => return Err(OrderError::KeyReused { first_fingerprint }.into()),
     };
     let wait = prefer_wait(&headers);
-    let order = api.wait_for_answer(&caller, order, wait).await?;
+    let order = api.wait_while(&caller, order, wait, |status| !status.is_answered()).await?;
     let mut response = created(order, replayed);
     note_wait(response.headers_mut(), wait, api.wait_max);
     Ok(response)
@@ -194,11 +197,14 @@ fn created(order: Order, replayed: bool) -> Response {
     let location = format!("/v1/orders/{}", order.id.0);
     let mut response =
         (StatusCode::CREATED, [(header::LOCATION, location)], Json(OrderBody::from(order))).into_response();
-    let headers = response.headers_mut();
+    note_replay(response.headers_mut(), replayed);
+    response
+}
+
+fn note_replay(headers: &mut HeaderMap, replayed: bool) {
     if replayed {
         headers.insert(HeaderName::from_static("idempotent-replayed"), "true".parse().expect("plain ASCII"));
     }
-    response
 }
 
 fn note_wait(headers: &mut HeaderMap, wait: Option<u64>, wait_max: Duration) {
@@ -226,7 +232,7 @@ async fn get_order(
 ) -> Result<Response, Problem> {
     let order = api.load(&caller, &id).await?;
     let wait = prefer_wait(&headers);
-    let order = api.wait_for_answer(&caller, order, wait).await?;
+    let order = api.wait_while(&caller, order, wait, |status| !status.is_answered()).await?;
     let mut response = Json(OrderBody::from(order)).into_response();
     note_wait(response.headers_mut(), wait, api.wait_max);
     Ok(response)
@@ -273,16 +279,22 @@ impl OrdersApi {
         service::get(&mut self.db.read().await?, &caller.group_id, id).await
     }
 
-    /// Waits for inventory's answer as long as the caller asked for, and returns the order as it then is.
-    async fn wait_for_answer(&self, caller: &Caller, mut order: Order, wait: Option<u64>) -> Result<Order, OrderError> {
+    /// Waits while the order is in one of these states, as long as the caller asked for, and returns it as it then is.
+    async fn wait_while(
+        &self,
+        caller: &Caller,
+        mut order: Order,
+        wait: Option<u64>,
+        unsettled: impl Fn(Status) -> bool,
+    ) -> Result<Order, OrderError> {
         let Some(seconds) = wait else { return Ok(order) };
         let deadline = Instant::now() + Duration::from_secs(seconds).min(self.wait_max);
         let mut bell = self.db.wakes().bell(service::BELL);
         let id = order.id.0.to_string();
-        while !order.status.is_answered() && Instant::now() < deadline && !self.draining.is_cancelled() {
+        while unsettled(order.status) && Instant::now() < deadline && !self.draining.is_cancelled() {
             bell.hush();
             order = self.load(caller, &id).await?;
-            if !order.status.is_answered() {
+            if unsettled(order.status) {
                 tokio::select! {
                     () = bell.rung() => {}
                     () = tokio::time::sleep(WAIT_POLL) => {}

@@ -1,0 +1,25 @@
+-- Orders the ledger has heard of. A row is there as soon as any event of the order has come, to be locked by the next;
+-- `placed_at` tells whether the order itself has, `paid_event_id` which payment was booked.
+CREATE TABLE ledger_orders (
+    group_id      text        NOT NULL,
+    order_id      uuid        NOT NULL,
+    placed_at     timestamptz,
+    paid_event_id uuid,
+    PRIMARY KEY (group_id, order_id)
+);
+
+CREATE TABLE ledger_entries (
+    group_id     text        NOT NULL,
+    id           uuid        NOT NULL,
+    order_id     uuid        NOT NULL,
+    event_id     uuid        NOT NULL,
+    account      text        NOT NULL,
+    amount_minor bigint      NOT NULL CHECK (amount_minor <> 0),
+    currency     text        NOT NULL,
+    created_at   timestamptz NOT NULL,
+    PRIMARY KEY (group_id, id),
+    -- A payment is booked once, whatever the code believes.
+    CONSTRAINT ledger_entries_once UNIQUE (event_id, account)
+);
+CREATE INDEX ledger_entries_account ON ledger_entries (group_id, account, id);
+CREATE INDEX ledger_entries_order ON ledger_entries (group_id, order_id);

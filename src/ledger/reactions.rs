@@ -1,0 +1,33 @@
+//! What the ledger does when orders are placed and paid.
+
+use serde_json::value::RawValue;
+
+use super::service;
+use crate::db::Tx;
+use crate::messaging::{Message, Outcome, Reaction};
+use crate::orders::events::{OrderPaid, OrderPlaced, PAID, PLACED};
+
+pub struct Ledger;
+
+pub enum Fact {
+    Placed(OrderPlaced),
+    Paid(OrderPaid),
+}
+
+impl Reaction for Ledger {
+    const NAME: &'static str = "ledger";
+    const KEYS: &'static [&'static str] = &[PLACED, PAID];
+    const AWAITED: &'static [&'static str] = &[PLACED];
+    type Fact = Fact;
+
+    fn decode(key: &str, payload: &RawValue) -> Result<Fact, serde_json::Error> {
+        Ok(match key {
+            PLACED => Fact::Placed(serde_json::from_str(payload.get())?),
+            _ => Fact::Paid(serde_json::from_str(payload.get())?),
+        })
+    }
+
+    async fn react(&self, tx: &mut Tx, batch: &[&Message<Fact>]) -> sqlx::Result<Vec<Outcome>> {
+        service::book_many(tx, batch).await
+    }
+}
