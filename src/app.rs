@@ -24,6 +24,7 @@ use crate::lifecycle::{Lifecycle, Stage};
 use crate::messaging::consumer::{Consumer, read_delivery};
 use crate::messaging::faults::Faults;
 use crate::messaging::health::Health;
+use crate::messaging::instances;
 use crate::messaging::office::{Office, Sender};
 use crate::messaging::pause::Pauses;
 use crate::messaging::relay::Relay;
@@ -166,7 +167,8 @@ impl Builder {
         };
         let topology = Arc::new(topology);
         let operations = Operations { kernel: kernel.clone(), topology: topology.clone(), audits: Audits::default() };
-        let probes = Probes { kernel: kernel.clone(), draining: draining.clone() };
+        let me = mint_id();
+        let probes = Probes { kernel: kernel.clone(), me, topology: topology.clone(), draining: draining.clone() };
         let mut document = openapi();
         let processed = ProcessedRows::default();
         let scrape = Scrape {
@@ -188,6 +190,10 @@ impl Builder {
         let router = http::finish(router, document, &settings.http_limits(), db.metrics());
         let lifecycle = Lifecycle::new().context("cannot start the threads that do the work")?;
         spawn_all(&lifecycle, &kernel, topology, &settings, self.members, clerk, listener, router);
+        let present = kernel.clone();
+        lifecycle.spawn(Stage::Helpers, "presence", |stop| {
+            instances::beat(present, me, address.to_string(), stop.cancelled_owned())
+        });
         let auditor = audit::watch(operations.clone(), settings.audit_every);
         lifecycle.spawn(Stage::Helpers, "audit", |stop| until(stop, auditor));
         lifecycle.spawn(Stage::Helpers, "recount", |stop| until(stop, processed.follow(operations)));
@@ -321,6 +327,7 @@ async fn stock_the_demo(db: &Db) -> anyhow::Result<()> {
             subsidiary_id: None,
             correlation_id: mint_id().to_string(),
             causation_id: None,
+            traceparent: None,
         };
         let sku = sku.to_owned().try_into().map_err(anyhow::Error::msg)?;
         inventory::service::adjust(&mut tx, origin, &sku, Change::Set(on_hand), "demo stock").await?;

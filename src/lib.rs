@@ -18,3 +18,4 @@ pub mod numbers;
 pub mod operations;
 pub mod orders;
 pub mod telemetry;
+pub mod trace;

@@ -61,6 +61,10 @@ impl Default for Metrics {
             fenced_writes: Counter::default(),
         };
         metrics.register_all();
+        // A rate that begins at nothing would miss the first failure; these begin at 0.
+        for reason in ["refused", "unanswered"] {
+            drop(metrics.outbox_publish_failures.get_or_create(&[("reason", reason)]));
+        }
         metrics
     }
 }

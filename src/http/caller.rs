@@ -7,6 +7,7 @@ use axum::http::request::Parts;
 
 use super::finish::RequestId;
 use crate::messaging::Origin;
+use crate::trace::Traceparent;
 
 /// The one tenant of an installation without API keys.
 pub const DEFAULT_GROUP: &str = "00000000-0000-0000-0000-000000000001";
@@ -16,6 +17,8 @@ pub struct Caller {
     pub group_id: String,
     pub subsidiary_id: Option<String>,
     pub request_id: String,
+    /// The trace that the request belongs to.
+    pub traceparent: Option<Traceparent>,
 }
 
 impl Caller {
@@ -26,6 +29,7 @@ impl Caller {
             subsidiary_id: self.subsidiary_id.clone(),
             correlation_id: self.request_id.clone(),
             causation_id: None,
+            traceparent: self.traceparent,
         }
     }
 }
@@ -35,6 +39,7 @@ impl<S: Sync> FromRequestParts<S> for Caller {
 
     async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Infallible> {
         let request_id = parts.extensions.get::<RequestId>().map(|id| id.0.clone()).unwrap_or_default();
-        Ok(Self { group_id: DEFAULT_GROUP.to_owned(), subsidiary_id: None, request_id })
+        let traceparent = parts.extensions.get::<Traceparent>().copied();
+        Ok(Self { group_id: DEFAULT_GROUP.to_owned(), subsidiary_id: None, request_id, traceparent })
     }
 }

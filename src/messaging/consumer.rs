@@ -28,6 +28,7 @@ use super::waiting::{self, Ran, Wait, Waking};
 use super::{Kernel, Outcome, Pace, Patience, Reaction, tally};
 use crate::clock::mint_id;
 use crate::db::{Trouble, Tx};
+use crate::trace::{KeyValue, Span, SpanKind, Traceparent};
 
 /// From this delivery on a message runs alone.
 const ALONE_FROM_DELIVERY: u32 = 3;
@@ -56,6 +57,8 @@ struct Item<F> {
     /// Set on a retry or redrive: how many attempts went before it.
     retry_after_attempts: Option<i32>,
     message: Message<F>,
+    /// Over once the item is dealt with.
+    _span: Span,
 }
 
 impl<F> Item<F> {
@@ -137,7 +140,9 @@ impl From<sqlx::Error> for Failure {
 /// Reads a delivery through the whole gate, as the consumer and the dead-letter office both do.
 pub fn read_delivery<R: Reaction>(delivery: &Delivery, bytes_max: usize) -> Result<Message<R::Fact>, Unreadable> {
     let label = Label { message_id: delivery.message_id.as_deref(), header_event_id: delivery.header("x-event-id") };
-    event::read(delivery.body.clone(), label, bytes_max, R::KEYS, R::decode)
+    let mut message = event::read(delivery.body.clone(), label, bytes_max, R::KEYS, R::decode)?;
+    message.event.traceparent = delivery.header(outbox::TRACEPARENT).and_then(Traceparent::parse);
+    Ok(message)
 }
 
 impl<R: Reaction> Consumer<R> {
@@ -300,13 +305,16 @@ impl<R: Reaction> Consumer<R> {
                     tally::rejected(self.kernel.db.metrics(), R::NAME, unreadable.code.into());
                     settled.push((delivery.tag, Settle::Reject));
                 }
-                Ok(message) => {
+                Ok(mut message) => {
+                    let span = begin_span::<R>(&message, &self.queue);
+                    message.event.traceparent = span.carried();
                     let attempts = delivery.headers.get(outbox::X_ATTEMPTS).and_then(serde_json::Value::as_i64);
                     let item = Item {
                         tag: delivery.tag,
                         deliveries: delivery.deliveries,
                         retry_after_attempts: attempts.and_then(|attempts| i32::try_from(attempts).ok()),
                         message,
+                        _span: span,
                     };
                     let road = if item.deliveries >= ALONE_FROM_DELIVERY { &mut alone } else { &mut together };
                     road.push(item);
@@ -635,6 +643,23 @@ impl Plan {
         self.duplicates.push(event_id);
         self.settled.push((tag, Settle::Ack));
     }
+}
+
+/// The span of handling one message, in the words of OpenTelemetry's conventions.
+fn begin_span<R: Reaction>(message: &Message<R::Fact>, queue: &str) -> Span {
+    Span::begin(message.event.traceparent, SpanKind::Consumer, || {
+        let attributes = vec![
+            KeyValue::new("messaging.system", "stockade"),
+            KeyValue::new("messaging.operation.type", "process"),
+            KeyValue::new("messaging.operation.name", "process"),
+            KeyValue::new("messaging.destination.name", queue.to_owned()),
+            KeyValue::new("messaging.consumer.group.name", R::NAME),
+            KeyValue::new("messaging.message.id", message.event.event_id.to_string()),
+            KeyValue::new("messaging.message.conversation_id", message.event.correlation_id.clone()),
+            KeyValue::new("messaging.rabbitmq.destination.routing_key", message.key.clone()),
+        ];
+        (format!("process {} {}", R::NAME, message.key).into(), attributes)
+    })
 }
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {

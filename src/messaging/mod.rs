@@ -28,6 +28,7 @@ pub mod event;
 pub mod faults;
 pub mod health;
 pub mod inbox;
+pub mod instances;
 pub mod mending;
 pub mod office;
 pub mod outbox;

@@ -9,18 +9,19 @@ const MODULES: [&str; 4] = ["orders", "inventory", "notifications", "ledger"];
 
 /// Which parts of the crate each part may name, beside itself. `main → app → modules, operations → {http,
 /// messaging} → db`; `clock` and `numbers` are for all. A module may also name another's `events`.
-const MAY_NAME: [(&str, &[&str]); 15] = [
+const MAY_NAME: [(&str, &[&str]); 16] = [
     ("clock", &[]),
     ("numbers", &[]),
-    ("telemetry", &[]),
+    ("telemetry", &["trace"]),
     ("lifecycle", &[]),
     ("db", &["clock", "metrics"]),
-    ("messaging", &["clock", "db", "metrics"]),
-    ("http", &["clock", "db", "messaging", "metrics"]),
+    ("messaging", &["clock", "db", "metrics", "trace"]),
+    ("http", &["clock", "db", "messaging", "metrics", "trace"]),
     ("config", &["db", "http", "messaging", "telemetry"]),
     ("metrics", &[]),
-    ("operations", &["clock", "db", "http", "messaging", "metrics"]),
-    ("orders", &["clock", "db", "http", "messaging", "numbers"]),
+    ("trace", &[]),
+    ("operations", &["clock", "db", "http", "messaging", "metrics", "trace"]),
+    ("orders", &["clock", "db", "http", "messaging", "numbers", "trace"]),
     ("inventory", &["clock", "db", "http", "messaging", "numbers"]),
     ("notifications", &["clock", "db", "http", "messaging", "numbers"]),
     ("ledger", &["clock", "db", "http", "messaging", "numbers"]),
@@ -28,11 +29,12 @@ const MAY_NAME: [(&str, &[&str]); 15] = [
 ];
 
 /// Where a transaction may be committed: by handlers, by loops, and where a transaction is made.
-const MAY_COMMIT: [&str; 11] = [
+const MAY_COMMIT: [&str; 12] = [
     "app.rs",
     "db/mod.rs",
     "messaging/consumer.rs",
     "messaging/mending.rs",
+    "messaging/instances.rs",
     "messaging/office.rs",
     "messaging/relay.rs",
     "messaging/transport/table/mod.rs",

@@ -22,5 +22,6 @@ mod rabbit;
 mod smoke;
 mod stores;
 mod support;
+mod tracing;
 mod transports;
 mod waiting;

@@ -14,6 +14,7 @@ use super::inbox::{self, State};
 use super::outbox::{self, Entry, Kind};
 use crate::clock::{Timestamp, mint_id};
 use crate::db::{Filter, Tx, fetch_page};
+use crate::trace::Traceparent;
 
 /// A letter to file.
 #[derive(Debug, Clone)]
@@ -274,6 +275,7 @@ pub async fn redrive(tx: &mut Tx, letter: &Letter) -> sqlx::Result<Redriven> {
         id,
         kind: Kind::Redrive,
         body: letter.body.clone(),
+        traceparent: headers.get(outbox::TRACEPARENT).and_then(Value::as_str).and_then(Traceparent::parse),
         headers: Value::Object(headers).to_string(),
         target: row.queue.clone(),
         ..match &event {
@@ -303,6 +305,7 @@ fn unreadable_entry(id: Uuid, row: &LetterRow) -> Entry {
         delay: Duration::ZERO,
         correlation_id: row.correlation_id.clone().unwrap_or_default(),
         causation_id: None,
+        traceparent: None,
         target: String::new(),
     }
 }

@@ -15,12 +15,16 @@ use super::event::{Event, routing_key};
 use super::transport::table::bell_of;
 use crate::clock::{Timestamp, millis, mint_id};
 use crate::db::{Filter, Tx, dialects, fetch_page};
+use crate::trace::Traceparent;
 
 /// The bell that rings when rows are due.
 pub const BELL: &str = "outbox";
 
 /// The header that tells how many attempts at an event went before this message.
 pub const X_ATTEMPTS: &str = "x-attempts";
+
+/// The header that carries the trace a message belongs to.
+pub const TRACEPARENT: &str = "traceparent";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -58,6 +62,7 @@ pub struct Entry {
     pub delay: Duration,
     pub correlation_id: String,
     pub causation_id: Option<Uuid>,
+    pub traceparent: Option<Traceparent>,
     /// Empty: to the exchange under the routing key; else straight to that queue.
     pub target: String,
 }
@@ -74,10 +79,11 @@ impl From<&Event> for Entry {
             aggregate_id: event.aggregate_id.clone(),
             event_type: event.event_type.clone().into_owned(),
             body: event.to_body(),
-            headers: "{}".to_owned(),
+            headers: headers_of(event.traceparent, None),
             delay: Duration::ZERO,
             correlation_id: event.correlation_id.clone(),
             causation_id: event.causation_id,
+            traceparent: event.traceparent,
             target: String::new(),
         }
     }
@@ -90,10 +96,22 @@ impl Entry {
             id: mint_id(),
             kind: Kind::Retry,
             body: body.to_vec(),
-            headers: serde_json::json!({ X_ATTEMPTS: attempts }).to_string(),
+            headers: headers_of(event.traceparent, Some(attempts)),
             delay,
             target: queue.to_owned(),
             ..Self::from(event)
+        }
+    }
+}
+
+/// Headers as a JSON object; what is in them needs no escaping.
+fn headers_of(traceparent: Option<Traceparent>, attempts: Option<i32>) -> String {
+    match (traceparent, attempts) {
+        (None, None) => "{}".to_owned(),
+        (Some(traceparent), None) => format!(r#"{{"{TRACEPARENT}":"{traceparent}"}}"#),
+        (None, Some(attempts)) => format!(r#"{{"{X_ATTEMPTS}":{attempts}}}"#),
+        (Some(traceparent), Some(attempts)) => {
+            format!(r#"{{"{TRACEPARENT}":"{traceparent}","{X_ATTEMPTS}":{attempts}}}"#)
         }
     }
 }
@@ -190,10 +208,11 @@ pub async fn list_unmet(
             aggregate_id,
             event_type,
             body,
-            headers: "{}".to_owned(),
+            headers: headers_of(None, None),
             delay: Duration::ZERO,
             correlation_id,
             causation_id,
+            traceparent: None,
             target: queue.to_owned(),
         };
         (found_in, entry)
