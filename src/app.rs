@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use axum::Router;
@@ -30,7 +31,7 @@ use crate::messaging::pause::Pauses;
 use crate::messaging::relay::Relay;
 use crate::messaging::transport::rabbit::Rabbit;
 use crate::messaging::transport::table::TableQueue;
-use crate::messaging::transport::{Binding, Topology, Transport};
+use crate::messaging::transport::{Binding, Condition, Topology, Transport, Way};
 use crate::messaging::{Kernel, Origin, Reaction, mending};
 use crate::notifications::reactions::Notifications;
 use crate::numbers::Numbers;
@@ -42,6 +43,9 @@ use crate::orders::expiry::{self, Expiry};
 use crate::orders::http::OrdersApi;
 use crate::orders::reactions::Orders;
 use crate::{http, inventory, ledger, notifications, orders};
+
+/// How long `doctor` waits for a broker.
+const BROKER_TRIED_FOR: Duration = Duration::from_secs(5);
 
 /// What is on the shelves of a fresh embedded store.
 const DEMO_STOCK: [(&str, i64); 4] = [("WIDGET-A", 100), ("WIDGET-B", 50), ("WIDGET-C", 25), ("GADGET-X", 10)];
@@ -213,6 +217,31 @@ pub async fn audit(settings: Settings) -> anyhow::Result<Report> {
     let report = audit::run(&db, &topology.queues, &depths, Scope::Whole).await?;
     db.close().await;
     Ok(report)
+}
+
+/// Connects to the broker as a server would, queues declared; says what it is, or fails with what is wrong.
+pub async fn try_broker(settings: &Settings) -> anyhow::Result<String> {
+    let Some(options) = settings.rabbit()? else {
+        return Ok("embedded: tables of the database".to_owned());
+    };
+    let transport = Transport::Rabbit(Rabbit::try_new(options).map_err(anyhow::Error::msg)?);
+    transport.declare(&topology(&Builder::new(settings.clone()).members, settings)).await?;
+    let connected = async {
+        transport.until_open(Way::Out).await;
+        transport.until_open(Way::In).await;
+    };
+    tokio::select! {
+        () = transport.tend() => {}
+        () = connected => {}
+        () = tokio::time::sleep(BROKER_TRIED_FOR) => {}
+    }
+    let condition = transport.condition();
+    transport.close().await;
+    match condition {
+        Some(Condition::Blocked(why)) => anyhow::bail!("it takes no messages: {why}"),
+        Some(Condition::Down(why)) => anyhow::bail!("{why}"),
+        _ => Ok("rabbitmq: connected, exchanges and queues have the arguments that are wanted".to_owned()),
+    }
 }
 
 fn topology(members: &[Member], settings: &Settings) -> Topology {

@@ -4,8 +4,10 @@ mod audit;
 mod bench;
 mod client;
 mod demo;
+mod doctor;
 mod exit;
 mod healthcheck;
+mod queues;
 mod scratch;
 mod serve;
 
@@ -49,6 +51,10 @@ enum Command {
     Bench(bench::Bench),
     /// See a promise kept: what is done, what to look at, and the figures that prove it.
     Demo(demo::Demo),
+    /// Look at everything a server stands on, and say what is amiss.
+    Doctor(doctor::Doctor),
+    /// Show how full the queues are, once or again and again.
+    Queues(queues::Queues),
     /// Ask a server whether it is ready; the exit code tells.
     Healthcheck(healthcheck::Healthcheck),
     /// Print the OpenAPI document.
@@ -75,6 +81,8 @@ pub fn main() -> ExitCode {
             Command::Audit(audit) => audit.run().await,
             Command::Bench(bench) => bench.run().await,
             Command::Demo(demo) => demo.run().await,
+            Command::Doctor(doctor) => doctor.run().await,
+            Command::Queues(queues) => queues.run().await,
             Command::Healthcheck(healthcheck) => healthcheck.run().await,
             Command::Openapi => print_openapi(),
         }

@@ -32,6 +32,11 @@ const MIGRATIONS: [(i64, &str, &str, &str); 8] = migrations![
     30 "0030_messaging",
 ];
 
+/// How many there are.
+pub(super) fn count() -> usize {
+    MIGRATIONS.len()
+}
+
 pub(super) async fn run(engine: &Engine) -> Result<(), MigrateError> {
     match engine {
         Engine::Postgres(pool) => migrator(|(_, _, postgres, _)| postgres).run(pool).await,

@@ -8,6 +8,7 @@
 //! would fail halfway, when it turns from reading to writing, without honouring the busy timeout. Reads use a pool
 //! of their own. One process serves a file; a second is refused by a lock file beside it.
 
+mod describe;
 mod filter;
 mod migrate;
 mod open;
@@ -26,6 +27,7 @@ use std::time::Instant;
 use anyhow::Context;
 use sqlx::{PgPool, Postgres, Sqlite, SqliteConnection, SqlitePool, Transaction};
 
+pub use describe::About;
 pub(crate) use filter::fetch_page;
 pub use filter::{Filter, Value};
 pub use open::Options;

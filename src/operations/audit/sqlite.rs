@@ -33,7 +33,7 @@ pub async fn lost(
 }
 
 fn complete(sql: &str, scope: Scope) -> String {
-    let sql = replace_calls(sql, "text of", |column| hyphenated(column));
+    let sql = replace_calls(sql, "text of", hyphenated);
     let sql = replace_calls(&sql, "uuid of", |column| format!("unhex(replace({column}, '-', ''))"));
     with_tables(&sql, scope)
 }
