@@ -29,10 +29,11 @@ use crate::messaging::instances;
 use crate::messaging::office::{Office, Sender};
 use crate::messaging::pause::Pauses;
 use crate::messaging::relay::Relay;
+use crate::messaging::retention::{self, Retention, Sweep};
 use crate::messaging::transport::rabbit::Rabbit;
 use crate::messaging::transport::table::TableQueue;
 use crate::messaging::transport::{Binding, Condition, Topology, Transport, Way};
-use crate::messaging::{Kernel, Origin, Reaction, mending};
+use crate::messaging::{Kernel, Origin, Reaction, jobs, mending};
 use crate::notifications::reactions::Notifications;
 use crate::numbers::Numbers;
 use crate::operations::audit::{self, Audits, Report, Scope};
@@ -193,6 +194,17 @@ impl Builder {
         }
         let router = http::finish(router, document, &settings.http_limits(), db.metrics());
         let lifecycle = Lifecycle::new().context("cannot start the threads that do the work")?;
+        if settings.runs(Part::Relay) {
+            let jobs = jobs::Runner::new(kernel.clone(), topology.clone());
+            lifecycle.spawn(Stage::Work, jobs::NAME, |stop| jobs.run(stop));
+            let keys = Sweep {
+                name: "idempotency keys",
+                keep: settings.idempotency_ttl,
+                sweep: |tx, before, limit| Box::pin(orders::store::forget_keys(tx, before, limit)),
+            };
+            let retention = Retention::new(kernel.clone(), vec![keys]);
+            lifecycle.spawn(Stage::Work, retention::NAME, |stop| retention.run(stop));
+        }
         spawn_all(&lifecycle, &kernel, topology, &settings, self.members, clerk, listener, router);
         let present = kernel.clone();
         lifecycle.spawn(Stage::Helpers, "presence", |stop| {

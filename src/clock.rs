@@ -142,6 +142,15 @@ pub fn millis(span: Duration) -> i64 {
     i64::try_from(span.as_millis()).unwrap_or(i64::MAX)
 }
 
+/// A span for people, to the second: `90d`, `1h 5m`. Days are the largest unit, because months differ.
+pub fn in_words(span: Duration) -> String {
+    let seconds = span.as_secs();
+    let parts = [(seconds / 86_400, 'd'), (seconds / 3600 % 24, 'h'), (seconds / 60 % 60, 'm'), (seconds % 60, 's')];
+    let words: Vec<String> =
+        parts.iter().filter(|(count, _)| *count > 0).map(|(count, unit)| format!("{count}{unit}")).collect();
+    if words.is_empty() { "0s".to_owned() } else { words.join(" ") }
+}
+
 /// Where the time comes from: the machine, or a test that sets it by hand.
 #[derive(Debug, Clone, Default)]
 pub enum Clock {
@@ -180,6 +189,11 @@ pub fn mint_id() -> Uuid {
     Uuid::now_v7()
 }
 
+/// The lowest UUIDv7 of a moment: those minted before it are lower, those minted from then on are not.
+pub fn first_id_at(moment: Timestamp) -> Uuid {
+    Uuid::from_u128(u128::from(moment.millis().unsigned_abs() & 0xffff_ffff_ffff) << 80)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -195,6 +209,19 @@ mod tests {
     #[test]
     fn a_clock_that_runs_back_gives_no_negative_age() {
         assert_eq!(Timestamp::from_millis(5).since(Timestamp::from_millis(9)), Duration::ZERO);
+    }
+
+    #[test]
+    fn ids_sort_by_the_moment_they_were_minted() {
+        let (before, now) = (Clock::System.now(), mint_id());
+        assert!(first_id_at(before) <= now && now < first_id_at(before.plus(Duration::from_secs(60))));
+        assert!(first_id_at(Timestamp::from_millis(5)) < first_id_at(Timestamp::from_millis(6)));
+    }
+
+    #[test]
+    fn spans_are_told_in_days_and_less() {
+        let words = |seconds| in_words(Duration::from_secs(seconds));
+        assert_eq!(["0s", "1h 5m", "90d", "1d 1s"], [words(0), words(3900), words(90 * 86_400), words(86_401)]);
     }
 
     #[test]

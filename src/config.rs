@@ -7,7 +7,9 @@ use anyhow::bail;
 use bytesize::ByteSize;
 use clap::{Args, Parser, ValueEnum};
 
+use crate::clock::in_words;
 use crate::messaging::Tuning;
+use crate::messaging::retention::Keep;
 use crate::messaging::retry::Backoff;
 use crate::messaging::transport::rabbit::{self, ExtraQueue};
 use crate::telemetry::LogFormat;
@@ -146,6 +148,30 @@ pub struct Settings {
     #[arg(long, env = "STOCKADE_HOLD_TIME", default_value = "15m", value_parser = humantime::parse_duration)]
     pub hold_time: Duration,
 
+    /// How long published outbox rows stay where they are before they go to the archive.
+    #[arg(long, env = "STOCKADE_OUTBOX_RETENTION", default_value = "30d", value_parser = humantime::parse_duration)]
+    pub outbox_retention: Duration,
+
+    /// How long published events can be replayed; then they leave the archive.
+    #[arg(long, env = "STOCKADE_ARCHIVE_RETENTION", default_value = "45d", value_parser = humantime::parse_duration)]
+    pub archive_retention: Duration,
+
+    /// How long dead letters are kept once they are redriven or discarded. Open ones are kept.
+    #[arg(long, env = "STOCKADE_DLQ_RETENTION", default_value = "30d", value_parser = humantime::parse_duration)]
+    pub dlq_retention: Duration,
+
+    /// How long consumers remember what they have dealt with. An event they may have forgotten is rejected as too old.
+    #[arg(long, env = "STOCKADE_INBOX_RETENTION", default_value = "90d", value_parser = humantime::parse_duration)]
+    pub inbox_retention: Duration,
+
+    /// How long an Idempotency-Key is remembered.
+    #[arg(long, env = "STOCKADE_IDEMPOTENCY_TTL", default_value = "24h", value_parser = humantime::parse_duration)]
+    pub idempotency_ttl: Duration,
+
+    /// How often to look for what is old.
+    #[arg(long, env = "STOCKADE_RETENTION_EVERY", default_value = "1m", value_parser = humantime::parse_duration)]
+    pub retention_every: Duration,
+
     /// The largest request body.
     #[arg(long, env = "STOCKADE_MAX_BODY", default_value = "256KiB")]
     pub max_body: ByteSize,
@@ -215,6 +241,40 @@ impl Settings {
         let prefix_ok = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
         if self.queue_prefix.is_empty() || !self.queue_prefix.bytes().all(prefix_ok) {
             bail!("STOCKADE_QUEUE_PREFIX takes letters, digits, dots, dashes and underscores");
+        }
+        self.validate_retention()
+    }
+
+    /// A consumer must remember an event for as long as a copy of it may come back, or its effect happens twice.
+    fn validate_retention(&self) -> anyhow::Result<()> {
+        if self.retention_every.is_zero() {
+            bail!("STOCKADE_RETENTION_EVERY must be longer than nothing");
+        }
+        if self.archive_retention < self.outbox_retention {
+            bail!(
+                "STOCKADE_ARCHIVE_RETENTION counts from when an event was written: it must be at least STOCKADE_OUTBOX_RETENTION"
+            );
+        }
+        let tuning = self.tuning();
+        let horizons = [
+            ("publishing, STOCKADE_OUTBOX_MAX_ATTEMPTS times", tuning.outbox_backoff.horizon()),
+            ("retries, STOCKADE_RETRY_MAX times", tuning.retry.horizon()),
+            ("waiting for a predecessor, STOCKADE_WAIT_DEADLINE", self.wait_deadline),
+            ("dead letters, STOCKADE_DLQ_RETENTION", self.dlq_retention),
+            ("replays, STOCKADE_ARCHIVE_RETENTION", self.archive_retention),
+        ];
+        let needed: Duration = horizons.iter().map(|(_, horizon)| *horizon).sum();
+        if self.inbox_retention < needed {
+            let terms: Vec<String> =
+                horizons.iter().map(|(name, horizon)| format!("  {:>16}  {name}", in_words(*horizon))).collect();
+            bail!(
+                "STOCKADE_INBOX_RETENTION is {}, but a copy of an event may come back after\n{}\n= {:>16}\n\
+                 Consumers would have forgotten it and do its work again: raise STOCKADE_INBOX_RETENTION to that or more, \
+                 or lower what adds up to it",
+                in_words(self.inbox_retention),
+                terms.join("\n"),
+                in_words(needed)
+            );
         }
         Ok(())
     }
@@ -298,6 +358,13 @@ impl Settings {
             retry: Backoff { base: self.retry_base, cap: self.retry_cap, attempts_max: self.retry_max },
             wait_deadline: self.wait_deadline,
             event_bytes_max: usize::try_from(self.max_event.as_u64()).unwrap_or(usize::MAX),
+            keep: Keep {
+                outbox: self.outbox_retention,
+                archive: self.archive_retention,
+                inbox: self.inbox_retention,
+                dead_letters: self.dlq_retention,
+                look_every: self.retention_every,
+            },
         }
     }
 

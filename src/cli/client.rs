@@ -46,6 +46,7 @@ pub fn reachable(listen: SocketAddr) -> SocketAddr {
 pub struct Client {
     http: reqwest::Client,
     url: String,
+    operator: Option<String>,
 }
 
 /// The server's answer was no.
@@ -62,7 +63,12 @@ impl Client {
     pub fn new(url: &str, timeout: Duration) -> anyhow::Result<Self> {
         anyhow::ensure!(url.starts_with("http://"), "{url} is no address of a server: it must start with http://");
         let http = reqwest::Client::builder().no_proxy().timeout(timeout).build()?;
-        Ok(Self { http, url: url.trim_end_matches('/').to_owned() })
+        Ok(Self { http, url: url.trim_end_matches('/').to_owned(), operator: None })
+    }
+
+    /// Says with each request who asks.
+    pub fn operated_by(self, name: &str) -> Self {
+        Self { operator: Some(name.to_owned()), ..self }
     }
 
     pub fn url(&self) -> &str {
@@ -84,17 +90,24 @@ impl Client {
 
     /// GETs every row of a list, page by page.
     pub async fn list<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<Vec<T>> {
-        let first = format!("{path}{}limit=200", if path.contains('?') { '&' } else { '?' });
+        self.list_up_to(path, usize::MAX).await
+    }
+
+    /// The same, up to so many rows.
+    pub async fn list_up_to<T: DeserializeOwned>(&self, path: &str, rows_max: usize) -> anyhow::Result<Vec<T>> {
+        let first = format!("{path}{}limit={}", if path.contains('?') { '&' } else { '?' }, rows_max.clamp(1, 200));
         let mut rows = Vec::new();
         let mut next = first.clone();
         loop {
             let page: Page<T> = self.get(&next).await?;
             rows.extend(page.data);
             match page.next_cursor {
-                Some(cursor) => next = format!("{first}&cursor={cursor}"),
-                None => return Ok(rows),
+                Some(cursor) if rows.len() < rows_max => next = format!("{first}&cursor={cursor}"),
+                _ => break,
             }
         }
+        rows.truncate(rows_max);
+        Ok(rows)
     }
 
     pub async fn post<T: DeserializeOwned>(&self, path: &str, body: &Value) -> anyhow::Result<T> {
@@ -106,7 +119,11 @@ impl Client {
     }
 
     pub fn request(&self, method: Method, path: &str) -> RequestBuilder {
-        self.http.request(method, format!("{}{path}", self.url))
+        let request = self.http.request(method, format!("{}{path}", self.url));
+        match &self.operator {
+            Some(operator) => request.header("x-operator", operator),
+            None => request,
+        }
     }
 
     /// Sends a request that is to succeed and reads what it answers.
@@ -133,7 +150,12 @@ impl Client {
 
 /// Did the server say that there is no such thing?
 pub fn is_missing(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<Refused>().is_some_and(|refused| refused.status == StatusCode::NOT_FOUND)
+    refusal(error) == Some(StatusCode::NOT_FOUND)
+}
+
+/// The status of an answer that was no.
+pub fn refusal(error: &anyhow::Error) -> Option<StatusCode> {
+    error.chain().find_map(|cause| cause.downcast_ref::<Refused>()).map(|refused| refused.status)
 }
 
 #[derive(Deserialize)]

@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use super::client::refusal;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Exit {
@@ -11,7 +13,9 @@ pub enum Exit {
     Usage = 2,
     /// A promise was seen broken.
     Broken = 3,
-    /// It is not the moment: something else is under way.
+    /// There is no such thing.
+    Missing = 4,
+    /// It is not the moment: something else is under way, or was first.
     Conflict = 5,
     /// The server is away, or not ready.
     Unavailable = 6,
@@ -24,9 +28,18 @@ impl Exit {
         Ended { exit: self, message: message.into() }.into()
     }
 
-    /// The code of an error: its own if it carries one, else plain failure.
+    /// The code of an error: its own if it carries one, else what the server's refusal amounts to, else plain failure.
     pub fn of(error: &anyhow::Error) -> Self {
-        error.chain().find_map(|cause| cause.downcast_ref::<Ended>()).map_or(Self::Failure, |ended| ended.exit)
+        if let Some(ended) = error.chain().find_map(|cause| cause.downcast_ref::<Ended>()) {
+            return ended.exit;
+        }
+        match refusal(error).map(|status| status.as_u16()) {
+            Some(404) => Self::Missing,
+            Some(409) => Self::Conflict,
+            Some(400 | 422) => Self::Usage,
+            Some(503) => Self::Unavailable,
+            _ => Self::Failure,
+        }
     }
 }
 

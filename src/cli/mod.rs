@@ -3,13 +3,19 @@
 mod audit;
 mod bench;
 mod client;
+mod dead_letters;
 mod demo;
 mod doctor;
 mod exit;
 mod healthcheck;
+mod jobs;
 mod queues;
+mod redrive;
+mod remote;
+mod replay;
 mod scratch;
 mod serve;
+mod table;
 
 use std::process::ExitCode;
 
@@ -55,6 +61,12 @@ enum Command {
     Doctor(doctor::Doctor),
     /// Show how full the queues are, once or again and again.
     Queues(queues::Queues),
+    /// See what was given up on and why, send it back, put it aside.
+    DeadLetters(dead_letters::DeadLetters),
+    /// Send dead letters back in bulk, at a rate, and see how far it has come.
+    Redrive(redrive::Redrive),
+    /// Send published events again; what was applied is skipped.
+    Replay(replay::Replay),
     /// Ask a server whether it is ready; the exit code tells.
     Healthcheck(healthcheck::Healthcheck),
     /// Print the OpenAPI document.
@@ -83,6 +95,9 @@ pub fn main() -> ExitCode {
             Command::Demo(demo) => demo.run().await,
             Command::Doctor(doctor) => doctor.run().await,
             Command::Queues(queues) => queues.run().await,
+            Command::DeadLetters(dead_letters) => dead_letters.run().await,
+            Command::Redrive(redrive) => redrive.run().await,
+            Command::Replay(replay) => replay.run().await,
             Command::Healthcheck(healthcheck) => healthcheck.run().await,
             Command::Openapi => print_openapi(),
         }

@@ -59,9 +59,25 @@ impl Filter {
         }
     }
 
-    /// Gathers rows after all conditions.
+    /// Adds `AND column IN (values)`, unless there are none.
     #[must_use]
-    pub fn group_by(mut self, columns: &'static str) -> Self {
+    pub fn and_any(mut self, column: &'static str, values: impl IntoIterator<Item = impl Into<Value>>) -> Self {
+        let mut values = values.into_iter().peekable();
+        if values.peek().is_none() {
+            return self;
+        }
+        self.sql.push_str(&format!(" AND {column} IN ("));
+        for (index, value) in values.enumerate() {
+            self.sql.push_str(if index > 0 { ", " } else { "" });
+            self.bind(value.into());
+        }
+        self.sql.push(')');
+        self
+    }
+
+    /// Gathers the rows that are alike in `columns`.
+    #[must_use]
+    pub fn group(mut self, columns: &'static str) -> Self {
         self.sql.push_str(" GROUP BY ");
         self.sql.push_str(columns);
         self

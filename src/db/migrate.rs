@@ -21,7 +21,7 @@ macro_rules! migrations {
     };
 }
 
-const MIGRATIONS: [(i64, &str, &str, &str); 8] = migrations![
+const MIGRATIONS: [(i64, &str, &str, &str); 10] = migrations![
     1 "0001_messaging",
     2 "0002_orders",
     3 "0003_inventory",
@@ -29,6 +29,8 @@ const MIGRATIONS: [(i64, &str, &str, &str); 8] = migrations![
     5 "0005_orders_hold",
     6 "0006_messaging_waiting",
     7 "0007_ledger",
+    20 "0020_messaging",
+    21 "0021_orders",
     30 "0030_messaging",
 ];
 

@@ -19,14 +19,14 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::event::{self, Label, Message, Unreadable};
+use super::event::{self, Event, Label, Message, Unreadable};
 use super::health::{LoopState, Pulse};
 use super::inbox::{self, Action, Arrival, Effect, Mark, Met, State};
 use super::outbox::{self, Entry};
 use super::transport::{Delivery, Subscription, Tag, TransportError, Way};
 use super::waiting::{self, Ran, Wait, Waking};
 use super::{Kernel, Outcome, Pace, Patience, Reaction, tally};
-use crate::clock::mint_id;
+use crate::clock::{Timestamp, in_words, mint_id};
 use crate::db::{Trouble, Tx};
 use crate::trace::{KeyValue, Span, SpanKind, Traceparent};
 
@@ -444,10 +444,12 @@ impl<R: Reaction> Consumer<R> {
             [] => HashMap::new(),
             known => inbox::meet(tx, R::NAME, known, now).await?.into_iter().collect(),
         };
+        let mut too_old = Vec::new();
         for (index, arrival) in arrivals {
             let item = &items[index];
             let met = met.get(&arrival.event.event_id).map(|met| item.meets(met.clone()));
             match inbox::decide(met.as_ref(), arrival.body_hash, Effect::Inside) {
+                Action::Run if self.may_have_forgotten(arrival.event, met.as_ref(), now) => too_old.push((index, met)),
                 Action::Run | Action::TakeOver => plan.run.push((index, met)),
                 Action::Dismiss | Action::Later => plan.dismiss(item.tag, arrival.event.event_id),
                 Action::RejectAgain | Action::Quarantine => plan.settled.push((item.tag, Settle::Reject)),
@@ -462,7 +464,19 @@ impl<R: Reaction> Consumer<R> {
                 plan.dismiss(items[index].tag, id);
             }
         }
+        if !too_old.is_empty() {
+            let memory = in_words(self.kernel.tuning.keep.inbox);
+            let error = format!("it is older than the {memory} that the inbox remembers: it may have been dealt with");
+            let outcomes = vec![Outcome::Reject { reason: event::TOO_OLD, error }; too_old.len()];
+            plan.settled.extend(self.keep_books(tx, items, &too_old, &outcomes).await?);
+        }
         Ok(plan)
+    }
+
+    /// Is it an event we know nothing of, but so old that we may have dealt with it and forgotten?
+    fn may_have_forgotten(&self, event: &Event, met: Option<&Met>, now: Timestamp) -> bool {
+        let unknown = met.is_none_or(|met| met.state == State::Processing && met.attempts == 0);
+        unknown && now.since(event.occurred_at) > self.kernel.tuning.keep.inbox
     }
 
     /// Writes what the outcomes mean: nothing for a new event that is done, else its mark, its wait, its retry row.

@@ -20,6 +20,9 @@ const DEPTH_MAX: usize = 64;
 /// Ids and names in an envelope; columns and logs must stay readable.
 const TEXT_CHARS_MAX: usize = 128;
 
+/// The reason code of an event that comes when the inbox may have forgotten it.
+pub const TOO_OLD: &str = "too-old";
+
 /// A fact, as producers write it and consumers read it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Event {

@@ -7,7 +7,9 @@
 //! - [`consumer`] hands batches to a reaction, with the [`inbox`] row and the effect in one commit, then acks;
 //! - an event that comes before its predecessor waits in the inbox ([`waiting`]);
 //! - what fails for now is retried through the outbox ([`retry`]); what fails for good is rejected to the
-//!   dead-letter queue, and [`office`] files it in SQL ([`dead_letters`]).
+//!   dead-letter queue, and [`office`] files it in SQL ([`dead_letters`]);
+//! - what is old is moved out of the way ([`retention`]);
+//! - what an operator sends again goes out at a rate ([`jobs`]), and what operators did is kept ([`actions`]).
 //!
 //! Promises, and the tests in `tests/it` that hold them:
 //!
@@ -22,6 +24,7 @@
 //! | an event that waits runs with its predecessor, whichever instance has it | `waiting::*` |
 //! | poison is filed with its bytes and reason | `consumers::poison_is_filed_verbatim_with_its_reason` |
 
+pub mod actions;
 pub mod consumer;
 pub mod dead_letters;
 pub mod event;
@@ -29,11 +32,13 @@ pub mod faults;
 pub mod health;
 pub mod inbox;
 pub mod instances;
+pub mod jobs;
 pub mod mending;
 pub mod office;
 pub mod outbox;
 pub mod pause;
 pub mod relay;
+pub mod retention;
 pub mod retry;
 mod tally;
 pub mod transport;
@@ -48,6 +53,7 @@ pub use event::{Event, Message, Origin};
 use faults::Faults;
 use health::Health;
 use pause::Pauses;
+use retention::Keep;
 use retry::Backoff;
 use transport::Transport;
 
@@ -150,6 +156,7 @@ pub struct Tuning {
     /// How long an event may wait for its predecessor.
     pub wait_deadline: Duration,
     pub event_bytes_max: usize,
+    pub keep: Keep,
 }
 
 impl Tuning {

@@ -21,6 +21,11 @@ impl Backoff {
         })
     }
 
+    /// The longest time from the first failure to the last attempt.
+    pub fn horizon(&self) -> Duration {
+        (1..self.attempts_max).map(|attempts| self.ceiling(attempts)).sum()
+    }
+
     /// The longest delay after the `attempts`th failure.
     fn ceiling(&self, attempts: u32) -> Duration {
         self.base.saturating_mul(2u32.saturating_pow(attempts.min(31))).min(self.cap)
@@ -39,6 +44,13 @@ mod tests {
         assert_eq!(BACKOFF.ceiling(3), Duration::from_secs(40));
         assert_eq!(BACKOFF.ceiling(9), Duration::from_secs(900));
         assert_eq!(BACKOFF.ceiling(u32::MAX), Duration::from_secs(900));
+    }
+
+    #[test]
+    fn the_horizon_is_the_sum_of_all_delays() {
+        let backoff = Backoff { base: Duration::from_secs(1), cap: Duration::from_secs(4), attempts_max: 4 };
+        assert_eq!(backoff.horizon(), Duration::from_secs(2 + 4 + 4));
+        assert_eq!(Backoff { attempts_max: 1, ..backoff }.horizon(), Duration::ZERO);
     }
 
     #[test]

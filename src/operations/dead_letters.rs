@@ -1,25 +1,37 @@
-//! Dead letters, for operators: what was given up on and why, and the way back for one of them.
+//! Dead letters, for operators: what was given up on and why, the way back for one of them, and the way out.
 
 use axum::Json;
 use axum::extract::{Path, State};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
 use super::Operations;
-use crate::http::extract::{Params, bad_filter};
-use crate::http::page::{Page, fetch_limit, limit, read_uuid_cursor};
+use super::actions::{Why, acted};
+use crate::clock::Timestamp;
+use crate::db::Tx;
+use crate::http::caller::Caller;
+use crate::http::extract::{Body, Params, bad_filter};
+use crate::http::page::{LIMIT_MAX, Page, fetch_limit, limit, read_uuid_cursor};
 use crate::http::problem::Problem;
-use crate::messaging::dead_letters::{self, Letter, LetterRow, Redriven};
+use crate::messaging::actions::{self, Action};
+use crate::messaging::dead_letters::{self, Group, Letter, LetterRow, NotResolved, Redriven};
+
+/// More groups than anybody reads; foreign messages may bring any event type.
+const GROUPS_MAX: i64 = 1000;
 
 pub fn routes() -> OpenApiRouter<Operations> {
     OpenApiRouter::new()
         .routes(routes!(list_dead_letters))
+        .routes(routes!(list_dead_letter_groups))
         .routes(routes!(get_dead_letter))
         .routes(routes!(redrive_dead_letter))
+        .routes(routes!(discard_dead_letter))
+        .routes(routes!(restore_dead_letter))
 }
 
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
@@ -33,12 +45,28 @@ pub struct ListDeadLetters {
     event_type: Option<String>,
     /// open, redriven or discarded
     state: Option<String>,
+    correlation_id: Option<String>,
+    /// Filed at this time or later.
+    from: Option<Timestamp>,
+    /// Filed before this time.
+    to: Option<Timestamp>,
+    /// Sent by this redrive.
+    redrive: Option<Uuid>,
     /// 1 to 200; 50 if not given.
     limit: Option<i64>,
     cursor: Option<String>,
 }
 
 const STATES: [&str; 3] = ["open", "redriven", "discarded"];
+
+fn check_state(state: Option<&str>) -> Result<(), Problem> {
+    match state {
+        Some(state) if !STATES.contains(&state) => {
+            Err(bad_filter(format!("state must be one of {}", STATES.join(", "))))
+        }
+        _ => Ok(()),
+    }
+}
 
 /// List dead letters, newest first, without their bodies.
 #[utoipa::path(get, path = "/v1/dead-letters", tag = "operations", params(ListDeadLetters), responses(
@@ -50,23 +78,67 @@ async fn list_dead_letters(
     Params(params): Params<ListDeadLetters>,
 ) -> Result<Page<LetterRow>, Problem> {
     let limit = limit(params.limit)?;
-    if params.state.as_deref().is_some_and(|state| !STATES.contains(&state)) {
-        return Err(bad_filter(format!("state must be one of {}", STATES.join(", "))));
-    }
-    let full_name = |name: String| operations.binding(&name).map_or(name, |binding| binding.queue.clone());
+    check_state(params.state.as_deref())?;
     let query = dead_letters::Query {
+        ids: Vec::new(),
         // Letters whose tenant cannot be read are shown too: the caller without keys holds every role.
         group_id: None,
-        queue: params.queue.map(full_name),
+        queue: params.queue.map(|name| operations.full_name(name)),
         consumer: params.consumer,
         reason: params.reason,
         event_type: params.event_type,
         state: params.state,
+        correlation_id: params.correlation_id,
+        from: params.from,
+        to: params.to,
+        job_id: params.redrive,
         before: read_uuid_cursor(params.cursor.as_deref())?,
         limit: fetch_limit(limit),
     };
     let rows = dead_letters::list(&mut operations.kernel.db.read().await?, query).await?;
     Ok(Page::new(rows, limit, |row| row.id.to_string()))
+}
+
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ListGroups {
+    /// The full or the short name of the queue.
+    queue: Option<String>,
+    consumer: Option<String>,
+    reason: Option<String>,
+    event_type: Option<String>,
+    /// open (if not given), redriven or discarded
+    state: Option<String>,
+    /// Filed at this time or later.
+    from: Option<Timestamp>,
+    /// Filed before this time.
+    to: Option<Timestamp>,
+}
+
+/// Count dead letters by consumer, reason and event type, the largest groups first.
+#[utoipa::path(get, path = "/v1/dead-letters/groups", tag = "operations", params(ListGroups), responses(
+    (status = 200, body = Page<Group>),
+    (status = 400, body = Problem, content_type = "application/problem+json"),
+))]
+async fn list_dead_letter_groups(
+    State(operations): State<Operations>,
+    Params(params): Params<ListGroups>,
+) -> Result<Page<Group>, Problem> {
+    check_state(params.state.as_deref())?;
+    let query = dead_letters::Query {
+        queue: params.queue.map(|name| operations.full_name(name)),
+        consumer: params.consumer,
+        reason: params.reason,
+        event_type: params.event_type,
+        state: Some(params.state.unwrap_or_else(|| "open".to_owned())),
+        from: params.from,
+        to: params.to,
+        limit: GROUPS_MAX,
+        ..dead_letters::Query::default()
+    };
+    let data = dead_letters::list_groups(&mut operations.kernel.db.read().await?, query).await?;
+    Ok(Page { data, next_cursor: None })
 }
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
@@ -79,15 +151,17 @@ pub struct DeadLetter {
     /// utf8 or base64
     #[schema(example = "utf8")]
     body_encoding: &'static str,
+    /// What was done about it, newest first.
+    actions: Vec<Action>,
 }
 
-impl From<Letter> for DeadLetter {
-    fn from(letter: Letter) -> Self {
+impl DeadLetter {
+    fn new(letter: Letter, actions: Vec<Action>) -> Self {
         let (body, body_encoding) = match String::from_utf8(letter.body) {
             Ok(text) => (text, "utf8"),
             Err(error) => (STANDARD.encode(error.as_bytes()), "base64"),
         };
-        Self { row: letter.row, headers: letter.headers, body, body_encoding }
+        Self { row: letter.row, headers: letter.headers, body, body_encoding, actions }
     }
 }
 
@@ -103,7 +177,10 @@ async fn get_dead_letter(
     Path(id): Path<String>,
 ) -> Result<Json<DeadLetter>, Problem> {
     let mut tx = operations.kernel.db.read().await?;
-    Ok(Json(load(&mut tx, &id).await?.into()))
+    let letter = load(&mut tx, &id).await?;
+    let subject = Some(letter.row.id.to_string());
+    let done = actions::Query { subject, limit: LIMIT_MAX, ..actions::Query::default() };
+    Ok(Json(DeadLetter::new(letter, actions::list(&mut tx, done).await?)))
 }
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
@@ -116,8 +193,10 @@ pub struct RedriveAnswer {
 }
 
 /// Send a dead letter's bytes back to its queue.
+///
+/// A `too-old` letter is sent too, and then run: look first whether its effect is there.
 #[utoipa::path(post, path = "/v1/dead-letters/{id}/redrive", tag = "operations",
-    params(("id" = String, Path)),
+    params(("id" = String, Path)), request_body = Option<Why>,
     responses(
         (status = 200, body = RedriveAnswer),
         (status = 404, body = Problem, content_type = "application/problem+json"),
@@ -125,23 +204,102 @@ pub struct RedriveAnswer {
     ))]
 async fn redrive_dead_letter(
     State(operations): State<Operations>,
+    caller: Caller,
     Path(id): Path<String>,
+    body: Option<Body<Why>>,
 ) -> Result<Json<RedriveAnswer>, Problem> {
+    let why = Why::of(body)?;
     let mut tx = operations.kernel.db.begin().await?;
     let letter = load(&mut tx, &id).await?;
     let already_applied = match dead_letters::redrive(&mut tx, &letter).await? {
         Redriven::Sent => false,
         Redriven::AlreadyApplied => true,
-        Redriven::NotOpen => {
-            let detail = format!("the letter is {} already", letter.row.state);
-            return Err(Problem::new(409, "already-redriven", detail));
-        }
+        Redriven::NotOpen => return Err(not_in_state(&mut tx, letter.row.id).await?),
     };
+    let details = json!({ "already_applied": already_applied });
+    actions::record(&mut tx, &acted(&caller, "dead-letter.redrive", letter.row.id, why, details)).await?;
     tx.commit().await?;
     Ok(Json(RedriveAnswer { id: letter.row.id, state: "redriven", already_applied }))
 }
 
-async fn load(tx: &mut crate::db::Tx, id: &str) -> Result<Letter, Problem> {
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"reason": "sent by a test of ours"}))]
+pub struct Discard {
+    /// Why it may be forgotten, for whoever looks later.
+    reason: String,
+}
+
+/// Put a dead letter aside. It can be restored until retention removes it.
+#[utoipa::path(post, path = "/v1/dead-letters/{id}/discard", tag = "operations",
+    params(("id" = String, Path)), request_body = Discard,
+    responses(
+        (status = 200, body = LetterRow),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "It is not open any more", body = Problem, content_type = "application/problem+json"),
+        (status = 422, body = Problem, content_type = "application/problem+json"),
+    ))]
+async fn discard_dead_letter(
+    State(operations): State<Operations>,
+    caller: Caller,
+    Path(id): Path<String>,
+    body: Body<Discard>,
+) -> Result<Json<LetterRow>, Problem> {
+    let why = Why { reason: Some(body.value.reason) }.checked()?;
+    let mut tx = operations.kernel.db.begin().await?;
+    let id = load(&mut tx, &id).await?.row.id;
+    match dead_letters::discard(&mut tx, id).await {
+        Ok(()) => {}
+        Err(NotResolved::Database(error)) => return Err(error.into()),
+        Err(_) => return Err(not_in_state(&mut tx, id).await?),
+    }
+    actions::record(&mut tx, &acted(&caller, "dead-letter.discard", id, why, json!({}))).await?;
+    let row = load(&mut tx, &id.to_string()).await?.row;
+    tx.commit().await?;
+    Ok(Json(row))
+}
+
+/// Open a discarded dead letter again.
+#[utoipa::path(post, path = "/v1/dead-letters/{id}/restore", tag = "operations",
+    params(("id" = String, Path)), request_body = Option<Why>,
+    responses(
+        (status = 200, body = LetterRow),
+        (status = 404, body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "It is not discarded", body = Problem, content_type = "application/problem+json"),
+    ))]
+async fn restore_dead_letter(
+    State(operations): State<Operations>,
+    caller: Caller,
+    Path(id): Path<String>,
+    body: Option<Body<Why>>,
+) -> Result<Json<LetterRow>, Problem> {
+    let why = Why::of(body)?;
+    let mut tx = operations.kernel.db.begin().await?;
+    let id = load(&mut tx, &id).await?.row.id;
+    match dead_letters::restore(&mut tx, id).await {
+        Ok(()) => {}
+        Err(NotResolved::Database(error)) => return Err(error.into()),
+        Err(NotResolved::OtherState) => return Err(not_in_state(&mut tx, id).await?),
+        Err(error @ NotResolved::OpenAnew) => return Err(Problem::new(409, "open-anew", error.to_string())),
+    }
+    actions::record(&mut tx, &acted(&caller, "dead-letter.restore", id, why, json!({}))).await?;
+    let row = load(&mut tx, &id.to_string()).await?.row;
+    tx.commit().await?;
+    Ok(Json(row))
+}
+
+/// Somebody was first, or it was never in the state that this takes.
+async fn not_in_state(tx: &mut Tx, id: Uuid) -> Result<Problem, Problem> {
+    let state = load(tx, &id.to_string()).await?.row.state;
+    let code = match state.as_str() {
+        "redriven" => "already-redriven",
+        "discarded" => "already-discarded",
+        _ => "already-open",
+    };
+    Ok(Problem::new(409, code, format!("the letter is {state} already")))
+}
+
+async fn load(tx: &mut Tx, id: &str) -> Result<Letter, Problem> {
     let missing = || Problem::not_found(format!("there is no dead letter {id}"));
     let id = Uuid::try_parse(id).map_err(|_| missing())?;
     dead_letters::find(tx, None, id).await?.ok_or_else(missing)

@@ -1,12 +1,17 @@
-//! The operator's API: queues and consumers, inbox, outbox, dead letters, metrics, and the fault lab.
+//! The operator's API: queues and consumers, inbox, outbox, dead letters, redrives and replays, timeline, audit, metrics,
+//! who did what, and the fault lab.
 
+pub mod actions;
 pub mod audit;
 pub mod dead_letters;
 pub mod inbox;
+mod jobs;
 pub mod lab;
 pub mod metrics;
 pub mod outbox;
 pub mod queues;
+pub mod redrives;
+pub mod replays;
 pub mod timeline;
 
 use std::sync::Arc;
@@ -30,6 +35,9 @@ pub fn routes() -> OpenApiRouter<Operations> {
         .merge(inbox::routes())
         .merge(outbox::routes())
         .merge(dead_letters::routes())
+        .merge(redrives::routes())
+        .merge(replays::routes())
+        .merge(actions::routes())
         .merge(timeline::routes())
         .merge(audit::routes())
 }

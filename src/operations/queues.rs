@@ -6,14 +6,17 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::{Path, State};
 use serde::Serialize;
+use serde_json::json;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Operations;
+use super::actions::acted;
+use crate::http::caller::Caller;
 use crate::http::page::Page;
 use crate::http::problem::Problem;
 use crate::messaging::transport::{Binding, Depth, dlq_of};
-use crate::messaging::{dead_letters, office, pause, relay};
+use crate::messaging::{actions, dead_letters, office, pause, relay};
 
 /// How long a pause may take to finish the batch in hand before we answer that it is still under way.
 const REST_TIMEOUT: Duration = Duration::from_secs(20);
@@ -86,9 +89,10 @@ pub struct ConsumerState {
     ))]
 async fn pause_consumer(
     State(operations): State<Operations>,
+    caller: Caller,
     Path(name): Path<String>,
 ) -> Result<Json<ConsumerState>, Problem> {
-    operations.set_paused(name, true).await
+    operations.set_paused(&caller, name, true).await
 }
 
 /// Resume a consumer, on all instances.
@@ -100,15 +104,21 @@ async fn pause_consumer(
     ))]
 async fn resume_consumer(
     State(operations): State<Operations>,
+    caller: Caller,
     Path(name): Path<String>,
 ) -> Result<Json<ConsumerState>, Problem> {
-    operations.set_paused(name, false).await
+    operations.set_paused(&caller, name, false).await
 }
 
 impl Operations {
     /// A queue by its full or its short name.
     pub(super) fn binding(&self, name: &str) -> Option<&Binding> {
         self.topology.queues.iter().find(|binding| binding.queue == name || binding.consumer == name)
+    }
+
+    /// The full name of a queue that may be given by its short one.
+    pub(super) fn full_name(&self, name: String) -> String {
+        self.binding(&name).map_or(name, |binding| binding.queue.clone())
     }
 
     pub(super) async fn look_at(&self, bindings: &[&Binding]) -> Result<Vec<Queue>, Problem> {
@@ -137,13 +147,15 @@ impl Operations {
         Ok(bindings.iter().map(queue).collect())
     }
 
-    async fn set_paused(&self, name: String, paused: bool) -> Result<Json<ConsumerState>, Problem> {
+    async fn set_paused(&self, caller: &Caller, name: String, paused: bool) -> Result<Json<ConsumerState>, Problem> {
         let known = self.topology.queues.iter().any(|binding| binding.consumer == name);
         if !known && ![relay::NAME, office::NAME].contains(&name.as_str()) {
             return Err(Problem::not_found(format!("there is no consumer {name}")));
         }
         let mut tx = self.kernel.db.begin().await?;
         pause::set(&mut tx, &name, paused).await?;
+        let action = if paused { "consumer.pause" } else { "consumer.resume" };
+        actions::record(&mut tx, &acted(caller, action, &name, None, json!({}))).await?;
         tx.commit().await?;
         self.kernel.pauses.reread().await;
         if tokio::time::timeout(REST_TIMEOUT, self.kernel.health.until_paused(&name, paused)).await.is_err() {

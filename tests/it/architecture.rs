@@ -17,7 +17,7 @@ const MAY_NAME: [(&str, &[&str]); 16] = [
     ("db", &["clock", "metrics"]),
     ("messaging", &["clock", "db", "metrics", "trace"]),
     ("http", &["clock", "db", "messaging", "metrics", "trace"]),
-    ("config", &["db", "http", "messaging", "telemetry"]),
+    ("config", &["clock", "db", "http", "messaging", "telemetry"]),
     ("metrics", &[]),
     ("trace", &[]),
     ("operations", &["clock", "db", "http", "messaging", "metrics", "trace"]),
@@ -29,14 +29,16 @@ const MAY_NAME: [(&str, &[&str]); 16] = [
 ];
 
 /// Where a transaction may be committed: by handlers, by loops, and where a transaction is made.
-const MAY_COMMIT: [&str; 12] = [
+const MAY_COMMIT: [&str; 14] = [
     "app.rs",
     "db/mod.rs",
     "messaging/consumer.rs",
+    "messaging/jobs/runner.rs",
     "messaging/mending.rs",
     "messaging/instances.rs",
     "messaging/office.rs",
     "messaging/relay.rs",
+    "messaging/retention/mod.rs",
     "messaging/transport/table/mod.rs",
     "messaging/waiting/mod.rs",
     "operations/",

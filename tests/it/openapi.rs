@@ -109,9 +109,12 @@ async fn the_examples_of_the_document_work() {
             continue; // it works all too well
         }
         // What is done to an order is tried on one placed as the example of placing has it.
-        let path = match path.contains("/orders/{id}/") {
-            true => path.replace("{id}", &place_the_example(&app, &document).await),
-            false => path,
+        // What is done to a letter or a job is tried on one that it can be done to.
+        let path = match path.split_once("/{id}/") {
+            Some(("/v1/orders", _)) => path.replace("{id}", &place_the_example(&app, &document).await),
+            Some(("/v1/dead-letters", verb)) => path.replace("{id}", &file_a_letter(&app, verb == "restore").await),
+            Some((jobs @ ("/v1/redrives" | "/v1/replays"), _)) => path.replace("{id}", &start_slowly(&app, jobs).await),
+            _ => path,
         };
         let url = format!("{}{}", app.url, example_path(&path, &operation));
         let response = app.client.request(method.clone(), url).json(&body).send().await.unwrap();
@@ -119,7 +122,10 @@ async fn the_examples_of_the_document_work() {
         assert!(status.is_success(), "{method} {path} with {body}: {status} {}", response.text().await.unwrap());
         tried += 1;
     }
-    assert!(tried >= 6, "orders, payments, cancellations, stock and the lab have bodies; {tried} were tried");
+    assert!(
+        tried >= 14,
+        "orders and their steps, stock, the lab, letters, redrives and replays have bodies; {tried} were tried"
+    );
     app.stop().await;
 }
 
@@ -129,6 +135,29 @@ async fn place_the_example(app: &App, document: &Value) -> String {
     let order: Value = response.json().await.unwrap();
     assert_eq!(order["status"], "reserved");
     order["id"].as_str().unwrap().to_owned()
+}
+
+/// Starts a redrive or a replay that will not have ended by the next call.
+async fn start_slowly(app: &App, path: &str) -> String {
+    for _ in 0..3 {
+        app.tell("/v1/lab/publish", &json!({ "queue": "inventory", "body": "no JSON", "times": 10 })).await;
+    }
+    app.eventually_list("/v1/dead-letters?state=open&limit=10", 10).await;
+    let asked = match path {
+        "/v1/redrives" => json!({ "rate": 1 }),
+        _ => json!({ "rate": 1, "from": "2000-01-01T00:00:00Z" }),
+    };
+    app.tell(path, &asked).await["id"].as_str().unwrap().to_owned()
+}
+
+async fn file_a_letter(app: &App, discarded: bool) -> String {
+    app.tell("/v1/lab/publish", &json!({ "queue": "inventory", "body": "no JSON" })).await;
+    let letter = app.eventually_list("/v1/dead-letters?state=open&limit=1", 1).await.remove(0);
+    let id = letter["id"].as_str().unwrap().to_owned();
+    if discarded {
+        app.tell(&format!("/v1/dead-letters/{id}/discard"), &json!({ "reason": "an example" })).await;
+    }
+    id
 }
 
 #[tokio::test]

@@ -596,8 +596,9 @@ async fn inbox_rows_are_met_marked_counted_and_listed(db: TestDb) {
     assert_eq!((verdict.state, verdict.attempts, verdict.body_hash), (State::Dead, 2, hashes[2]));
     assert_eq!((verdict.reason.as_deref(), verdict.last_error.as_deref()), (Some("why"), Some("what")));
     assert!(inbox::find_verdict(&mut tx, "other", id(2)).await.unwrap().is_none());
-    assert_eq!(inbox::revive(&mut tx, "probe", mint_id()).await.unwrap(), None);
-    assert_eq!(inbox::revive(&mut tx, "probe", id(1)).await.unwrap(), Some(State::Retrying));
+    let wanted = [(mint_id(), hashes[0]), (id(1), hashes[1]), (id(2), hashes[1])];
+    let states = inbox::revive_many(&mut tx, "probe", &wanted).await.unwrap();
+    assert_eq!(states, [None, Some(State::Retrying), None], "unknown, not dead, dead with another body");
     tx.commit().await.unwrap();
     let mut tx = rig.db.begin().await.unwrap();
     let of = || inbox::Query { limit: 10, ..inbox::Query::default() };
@@ -617,7 +618,9 @@ async fn inbox_rows_are_met_marked_counted_and_listed(db: TestDb) {
         let found = inbox::list(&mut tx, query).await.unwrap();
         assert_eq!(found.into_iter().map(|row| (row.consumer, row.event_id)).collect::<Vec<_>>(), expected, "{text}");
     }
-    assert_eq!(inbox::revive(&mut tx, "probe", id(2)).await.unwrap(), Some(State::Dead));
+    let twice = [(id(2), hashes[2]), (id(2), hashes[2])];
+    let states = inbox::revive_many(&mut tx, "probe", &twice).await.unwrap();
+    assert_eq!(states, [Some(State::Dead); 2]);
     let now = tx.now();
     let (_, met) = inbox::meet(&mut tx, "probe", &[id(2)], now).await.unwrap().remove(0);
     assert_eq!((met.state, met.attempts), (State::Retrying, 0));

@@ -1,4 +1,5 @@
-//! The load: orders of 1 to 3 lines over 20 SKUs, each connection with one request under way.
+//! The load: orders of 1 to 3 lines over 20 SKUs, each connection with one request under way. In the mix each order is
+//! then taken to what is to become of it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -10,13 +11,18 @@ use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::{Method, Request, header};
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
+use stockade::clock::Timestamp;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 use uuid::Uuid;
 
 const SKUS: usize = 20;
-/// Ample: no order of a run is rejected.
+/// Ample: no order is rejected unless it asks for what there is nothing of.
 const ON_HAND: i64 = 500_000_000;
+/// How long a call may wait for the order to be ready for it.
+const WAIT_SECONDS: u64 = 20;
+/// A hold longer than this would have the mix wait for nothing but its end.
+const HOLD_MAX: Duration = Duration::from_secs(30);
 
 pub struct Workload {
     run: Uuid,
@@ -24,7 +30,32 @@ pub struct Workload {
     pub concurrency: usize,
     rate: Option<f64>,
     duration: Option<Duration>,
+    mix: bool,
     next: AtomicUsize,
+}
+
+/// What becomes of an order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// Reserved and left at that, as all are outside the mix.
+    Reserved,
+    Paid,
+    Cancelled,
+    Expired,
+    /// Out of stock.
+    Rejected,
+}
+
+impl Fate {
+    /// Of ten orders seven are paid, one is cancelled, one left to expire, and one asks for what is not there.
+    fn of(number: usize) -> Self {
+        match number % 10 {
+            0..7 => Self::Paid,
+            7 => Self::Cancelled,
+            8 => Self::Expired,
+            _ => Self::Rejected,
+        }
+    }
 }
 
 /// An order that the server has answered.
@@ -34,6 +65,9 @@ pub struct Placed {
     pub due_at: Instant,
     pub sent_at: Instant,
     pub answered_at: Instant,
+    pub fate: Fate,
+    /// How long its payment took, the wait for its reservation included.
+    pub paid_in: Option<Duration>,
 }
 
 /// The name of one of a run's SKUs.
@@ -43,14 +77,20 @@ pub fn sku(run: Uuid, index: usize) -> String {
 
 impl Workload {
     pub fn new(run: Uuid, orders: usize, concurrency: usize, rate: Option<f64>, duration: Option<Duration>) -> Self {
-        Self { run, orders, concurrency, rate, duration, next: AtomicUsize::new(0) }
+        Self { run, orders, concurrency, rate, duration, mix: false, next: AtomicUsize::new(0) }
+    }
+
+    /// Has each order taken to its fate.
+    pub fn mixed(self, mix: bool) -> Self {
+        Self { mix, ..self }
     }
 
     pub async fn stock_up(&self, url: &str) -> anyhow::Result<()> {
         let mut connection = Connection::open(url).await?;
-        for index in 0..SKUS {
+        for index in 0..=SKUS {
             let path = format!("/v1/stock/{}", sku(self.run, index));
-            connection.send(Method::PUT, &path, format!("{{\"on_hand\":{ON_HAND}}}")).await?;
+            let on_hand = if index < SKUS { ON_HAND } else { 0 };
+            connection.send(Method::PUT, &path, format!("{{\"on_hand\":{on_hand}}}"), false).await?;
         }
         Ok(())
     }
@@ -72,32 +112,74 @@ impl Workload {
                 }
                 None => Instant::now(),
             };
+            let fate = if self.mix { Fate::of(number) } else { Fate::Reserved };
             let sent_at = Instant::now();
-            let answer = connection.send(Method::POST, "/v1/orders", self.order(number)).await?;
+            let answer = connection.send(Method::POST, "/v1/orders", self.order(number, fate), false).await?;
             let answered_at = Instant::now();
-            let PlacedId { id } = serde_json::from_slice(&answer)?;
-            placed.push(Placed { id, due_at, sent_at, answered_at });
+            let order: Order = serde_json::from_slice(&answer)?;
+            self.meet_fate(&mut connection, &order, number, fate).await?;
+            let paid_in = (fate == Fate::Paid).then(|| answered_at.elapsed());
+            placed.push(Placed { id: order.id, due_at, sent_at, answered_at, fate, paid_in });
         }
     }
 
     /// The same order for the same number, whatever the run.
-    fn order(&self, number: usize) -> String {
+    fn order(&self, number: usize, fate: Fate) -> String {
         let lines = 1 + number % 3;
         let items: Vec<String> = (0..lines)
             .map(|line| {
                 let index = (number * 7 + line * 5) % SKUS;
                 let quantity = 1 + (number + line) % 4;
-                let sku = sku(self.run, index);
+                // One line that cannot be had is enough.
+                let sku = sku(self.run, if fate == Fate::Rejected && line == 0 { SKUS } else { index });
                 format!("{{\"sku\":\"{sku}\",\"quantity\":{quantity},\"unit_price_minor\":{}}}", 199 + index * 50)
             })
             .collect();
         format!("{{\"customer_id\":\"customer-{:05}\",\"items\":[{}]}}", number % 10_000, items.join(","))
     }
+
+    async fn meet_fate(
+        &self,
+        connection: &mut Connection,
+        order: &Order,
+        number: usize,
+        fate: Fate,
+    ) -> anyhow::Result<()> {
+        let path = format!("/v1/orders/{}", order.id);
+        match fate {
+            Fate::Reserved | Fate::Rejected => {}
+            Fate::Paid => {
+                let body = format!("{{\"amount_minor\":{},\"currency\":\"USD\"}}", order.total_minor);
+                connection.send(Method::POST, &format!("{path}/payments"), body, true).await?;
+            }
+            Fate::Cancelled => {
+                // Every other one before its stock is reserved, if the load generator is quick enough.
+                if number % 20 < 10 {
+                    connection.send(Method::GET, &path, String::new(), true).await?;
+                }
+                connection.send(Method::POST, &format!("{path}/cancel"), "{}".to_owned(), false).await?;
+            }
+            Fate::Expired => {
+                let held: Order =
+                    serde_json::from_slice(&connection.send(Method::GET, &path, String::new(), true).await?)?;
+                let hold = held.hold_expires_at.context("an order that is not held")?.since(held.updated_at);
+                if hold > HOLD_MAX {
+                    bail!(
+                        "orders are held for {hold:?}: give the server --hold-time 5s, the mix waits for holds to end"
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 #[derive(Deserialize)]
-struct PlacedId {
+struct Order {
     id: Uuid,
+    total_minor: i64,
+    updated_at: Timestamp,
+    hold_expires_at: Option<Timestamp>,
 }
 
 /// One kept-alive connection.
@@ -120,13 +202,17 @@ impl Connection {
         Ok(Self { sender, host: host.to_owned() })
     }
 
-    async fn send(&mut self, method: Method, path: &str, body: String) -> anyhow::Result<Bytes> {
-        let request = Request::builder()
+    /// `waits`: for the order to be ready for it.
+    async fn send(&mut self, method: Method, path: &str, body: String, waits: bool) -> anyhow::Result<Bytes> {
+        let mut request = Request::builder()
             .method(method)
             .uri(path)
             .header(header::HOST, &self.host)
-            .header(header::CONTENT_TYPE, "application/json")
-            .body(Full::from(body))?;
+            .header(header::CONTENT_TYPE, "application/json");
+        if waits {
+            request = request.header("prefer", format!("wait={WAIT_SECONDS}"));
+        }
+        let request = request.body(Full::from(body))?;
         self.sender.ready().await?;
         let response = self.sender.send_request(request).await?;
         let status = response.status();

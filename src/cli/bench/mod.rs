@@ -1,8 +1,13 @@
 //! `stockade bench`: places orders over HTTP and measures until the last customer is notified.
 //!
+//! By itself it runs orders, inventory and notifications: what every order goes through. With `--mix` it runs all
+//! modules and takes each order to an end: of ten, seven are paid, one is cancelled, one left to expire, one out of
+//! stock.
+//!
 //! Everything is real: the server (its own, in this process, unless `--url` names another), the sockets, the
 //! durable database. The end state is verified by SQL, and a run that fails it exits non-zero.
 
+mod fill;
 mod load;
 mod usage;
 mod verify;
@@ -23,7 +28,7 @@ use stockade::messaging::transport::{Transport, Way};
 use stockade::telemetry::{self, LogFormat};
 
 use super::scratch::Scratch;
-use load::Workload;
+use load::{Fate, Placed, Workload};
 use usage::Usage;
 
 /// How long the broker may take to be there.
@@ -51,6 +56,19 @@ pub struct Bench {
     #[arg(long, default_value_t = 1)]
     rounds: usize,
 
+    /// Take each order to its end: 70 % paid, 10 % cancelled, 10 % left to expire, 10 % out of stock. A server given by
+    /// --url must hold orders for half a minute at most.
+    #[arg(long)]
+    mix: bool,
+
+    /// Begin with so many outbox rows published a day ago, as after a busy day. Only with a server of its own.
+    #[arg(long, default_value_t = 0, conflicts_with = "url")]
+    published: i64,
+
+    /// Hold a transaction open while it runs, as a forgotten session would. Postgres cuts it off after a minute.
+    #[arg(long)]
+    hold_snapshot: bool,
+
     /// A running server; without it, one is started in this process.
     #[arg(long)]
     url: Option<String>,
@@ -68,14 +86,21 @@ pub struct Bench {
     json: bool,
 }
 
+/// The parts that every order goes through.
+const PIPELINE: &str = "api,relay,orders,inventory,notifications,dead-letters";
+/// How long the mix holds stock, so that what is left to expire does within the run.
+const MIX_HOLD: &str = "5s";
+
 /// What a round measured. Latencies in milliseconds.
 #[derive(Debug, Clone, Serialize)]
 struct Report {
     orders: usize,
     orders_per_second: f64,
     place_ms: Percentiles,
-    /// From sending the order to its notice being readable.
+    /// From sending the order to its first notice being readable.
     notified_ms: Percentiles,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mix: Option<MixReport>,
     /// Server and load generator, and the database server and the broker where they run on this machine; null with
     /// --url.
     cpu_seconds_per_1000: Option<f64>,
@@ -83,6 +108,30 @@ struct Report {
     verified: bool,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     violations: Vec<String>,
+}
+
+/// What became of the orders of a mixed round.
+#[derive(Debug, Clone, Serialize)]
+struct MixReport {
+    paid: usize,
+    cancelled: usize,
+    expired: usize,
+    rejected: usize,
+    /// From the answer to the order to the answer to its payment: the wait for its reservation included.
+    pay_ms: Percentiles,
+}
+
+impl MixReport {
+    fn of(placed: &[Placed]) -> Self {
+        let count = |fate| placed.iter().filter(|order| order.fate == fate).count();
+        Self {
+            paid: count(Fate::Paid),
+            cancelled: count(Fate::Cancelled),
+            expired: count(Fate::Expired),
+            rejected: count(Fate::Rejected),
+            pay_ms: Percentiles::of(placed.iter().filter_map(|order| order.paid_in).collect()),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, Serialize)]
@@ -122,7 +171,11 @@ impl Bench {
             (None, Some(server)) => format!("http://{}", server.address),
             (None, None) => unreachable!("a server is given or started"),
         };
+        if let Some(server) = &server {
+            fill::publish_yesterday(&server.kernel.db, self.published).await?;
+        }
         let db = Db::open_read_only(&Options::new(&database_url), Clock::System).await?;
+        let held = if self.hold_snapshot { Some(fill::hold_snapshot(&db).await?) } else { None };
         let mut reports = Vec::new();
         for round in 1..=self.rounds {
             let report = self.round(&url, &db, server.is_some(), round).await?;
@@ -131,6 +184,7 @@ impl Bench {
             }
             reports.push(report);
         }
+        drop(held);
         db.close().await;
         if let Some(server) = server {
             let transport = server.kernel.transport.clone();
@@ -152,6 +206,7 @@ impl Bench {
     async fn start_server(&self, database_url: &str) -> anyhow::Result<Running> {
         let mut flags =
             vec!["--listen", "127.0.0.1:0", "--database-url", database_url, "--broker-url", &self.broker_url];
+        flags.extend(if self.mix { ["--hold-time", MIX_HOLD] } else { ["--modules", PIPELINE] });
         // Names of its own on a broker: a server that uses the usual ones would take the run's messages.
         let prefix = format!("bench-{}", mint_id().simple());
         if self.broker_url != "embedded" {
@@ -166,26 +221,32 @@ impl Bench {
 
     async fn round(&self, url: &str, db: &Db, own_server: bool, round: usize) -> anyhow::Result<Report> {
         let run = mint_id();
-        let workload = Workload::new(run, self.orders, self.concurrency, self.rate, self.duration);
+        let workload = Workload::new(run, self.orders, self.concurrency, self.rate, self.duration).mixed(self.mix);
         workload.stock_up(url).await.context("cannot stock the shelves for the run")?;
         let bar = self.progress_bar(round);
         let before = Usage::now(db, &self.broker_url).await?;
         let watcher = watch::Watcher::new(db.clone(), run, self.rate.is_some() || self.concurrency == 1);
-        let (placed, notified) = watch::run(&workload, url, watcher, &bar).await?;
+        let (placed, notices) = watch::run(&workload, url, watcher, &bar).await?;
         let after = Usage::now(db, &self.broker_url).await?;
         bar.finish_and_clear();
         let first = placed.iter().map(|order| order.sent_at).min().context("no order was placed")?;
-        let last = notified.values().max().copied().unwrap_or(first);
-        let violations = verify::check(db, run, placed.len()).await?;
+        // An order that is left to expire has been dealt with when it is reserved; the rest of its time is its hold.
+        let end_of = |order: &Placed| match order.fate {
+            Fate::Reserved | Fate::Expired => notices.first.get(&order.id).copied(),
+            Fate::Paid | Fate::Cancelled | Fate::Rejected => notices.last.get(&order.id).copied(),
+        };
+        let last = placed.iter().filter_map(end_of).max().unwrap_or(first);
+        let violations = verify::check(db, run, &placed, self.mix).await?;
         let notified_in = placed
             .iter()
-            .filter_map(|order| Some(notified.get(&order.id)?.saturating_duration_since(order.due_at)))
+            .filter_map(|order| Some(notices.first.get(&order.id)?.saturating_duration_since(order.due_at)))
             .collect();
         Ok(Report {
             orders: placed.len(),
             orders_per_second: (placed.len() as f64 / (last - first).as_secs_f64() * 10.0).round() / 10.0,
             place_ms: Percentiles::of(placed.iter().map(|order| order.answered_at - order.due_at).collect()),
             notified_ms: Percentiles::of(notified_in),
+            mix: self.mix.then(|| MixReport::of(&placed)),
             cpu_seconds_per_1000: own_server.then(|| after.cpu_per_1000(&before, placed.len())),
             peak_rss_bytes: own_server.then_some(after.peak_rss_bytes),
             verified: violations.is_empty(),
@@ -213,11 +274,19 @@ impl Report {
         println!("  {:<22} {} ({:.0}/s end to end)", "orders", self.orders, self.orders_per_second);
         line("placing", self.place_ms);
         line("placed to notified", self.notified_ms);
+        if let Some(mix) = &self.mix {
+            line("paying", mix.pay_ms);
+            let MixReport { paid, cancelled, expired, rejected, .. } = mix;
+            println!("  {:<22} {paid} paid, {cancelled} cancelled, {expired} expired, {rejected} out of stock", "ends");
+        }
         if let (Some(cpu), Some(rss)) = (self.cpu_seconds_per_1000, self.peak_rss_bytes) {
             println!("  {:<22} {cpu:.3} s per 1,000 orders", "CPU");
             println!("  {:<22} {}", "peak memory", bytesize::ByteSize(rss));
         }
         match self.violations.as_slice() {
+            [] if self.mix.is_some() => {
+                println!("  {:<22} yes: stock, ledger and notices are those of the ends", "verified")
+            }
             [] => println!("  {:<22} yes: stock conserved, one reservation and one notice per order", "verified"),
             violations => println!("  {:<22} NO: {}", "verified", violations.join("; ")),
         }

@@ -10,7 +10,7 @@ use stockade::http::caller::DEFAULT_GROUP;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::load::{Placed, Workload};
+use super::load::{Fate, Placed, Workload};
 
 /// How often to look: finely when latency is what is measured, rarely when looking would cost throughput.
 const LOOK_FINELY: Duration = Duration::from_millis(1);
@@ -24,23 +24,41 @@ pub struct Watcher {
     db: Db,
     last: Uuid,
     every: Duration,
-    seen: HashMap<Uuid, Instant>,
+    seen: Notices,
 }
 
-/// Runs the load and the watch side by side: all that was placed, and when each order's notice was first seen.
+/// When the notices of orders were first seen.
+#[derive(Default)]
+pub struct Notices {
+    /// Any notice.
+    pub first: HashMap<Uuid, Instant>,
+    /// The notice of what became of the order in the end, which a reservation is only outside the mix.
+    pub last: HashMap<Uuid, Instant>,
+}
+
+impl Notices {
+    fn settle(&self, order: &Placed) -> bool {
+        match order.fate {
+            Fate::Reserved => self.first.contains_key(&order.id),
+            _ => self.last.contains_key(&order.id),
+        }
+    }
+}
+
+/// Runs the load and the watch side by side: all that was placed, and when each order's notices were seen.
 pub async fn run(
     workload: &Workload,
     url: &str,
     mut watcher: Watcher,
     bar: &ProgressBar,
-) -> anyhow::Result<(Vec<Placed>, HashMap<Uuid, Instant>)> {
+) -> anyhow::Result<(Vec<Placed>, Notices)> {
     let start = Instant::now();
     let placing = try_join_all((0..workload.concurrency).map(|_| workload.work(url, start)));
     tokio::pin!(placing);
     let mut placed: Option<Vec<Placed>> = None;
     let mut last_news = Instant::now();
     loop {
-        if let Some(placed) = placed.take_if(|placed| placed.iter().all(|order| watcher.seen.contains_key(&order.id))) {
+        if let Some(placed) = placed.take_if(|placed| placed.iter().all(|order| watcher.seen.settle(order))) {
             return Ok((placed, watcher.seen));
         }
         tokio::select! {
@@ -51,7 +69,7 @@ pub async fn run(
         }
         if watcher.look().await? > 0 {
             last_news = Instant::now();
-            bar.set_position(watcher.seen.len() as u64);
+            bar.set_position(watcher.seen.first.len() as u64);
         }
         anyhow::ensure!(last_news.elapsed() < PATIENCE, "no notice for {PATIENCE:?}: the pipeline is stuck");
     }
@@ -61,7 +79,7 @@ impl Watcher {
     /// Watches for notices minted after `run` was.
     pub fn new(db: Db, run: Uuid, finely: bool) -> Self {
         let every = if finely { LOOK_FINELY } else { LOOK_RARELY };
-        Self { db, last: run, every, seen: HashMap::new() }
+        Self { db, last: run, every, seen: Notices::default() }
     }
 
     /// Notes the notices that have appeared; returns how many.
@@ -71,8 +89,8 @@ impl Watcher {
         let found: String = match tx.conn() {
             Conn::Postgres(c) => {
                 sqlx::query_scalar(
-                    "SELECT COALESCE(json_agg(json_build_array(id, order_id)), '[]')::text FROM (
-                         SELECT id, order_id FROM notifications_notices WHERE group_id = $1 AND id > $2 ORDER BY id) n",
+                    "SELECT COALESCE(json_agg(json_build_array(id, order_id, kind)), '[]')::text FROM (
+                         SELECT id, order_id, kind FROM notifications_notices WHERE group_id = $1 AND id > $2 ORDER BY id) n",
                 )
                 .bind(DEFAULT_GROUP)
                 .bind(self.last)
@@ -81,8 +99,8 @@ impl Watcher {
             }
             Conn::Sqlite(c) => {
                 sqlx::query_scalar(
-                    "SELECT json_group_array(json_array(lower(hex(id)), lower(hex(order_id)))) FROM (
-                         SELECT id, order_id FROM notifications_notices WHERE group_id = $1 AND id > $2 ORDER BY id)",
+                    "SELECT json_group_array(json_array(lower(hex(id)), lower(hex(order_id)), kind)) FROM (
+                         SELECT id, order_id, kind FROM notifications_notices WHERE group_id = $1 AND id > $2 ORDER BY id)",
                 )
                 .bind(DEFAULT_GROUP)
                 .bind(self.last)
@@ -90,15 +108,18 @@ impl Watcher {
                 .await?
             }
         };
-        let rows: Vec<(Uuid, Uuid)> = serde_json::from_str(&found)?;
+        let rows: Vec<(Uuid, Uuid, String)> = serde_json::from_str(&found)?;
         let now = Instant::now();
-        let known = self.seen.len();
-        for (_, order_id) in &rows {
-            self.seen.entry(*order_id).or_insert(now);
+        let known = self.seen.first.len() + self.seen.last.len();
+        for (_, order_id, kind) in &rows {
+            self.seen.first.entry(*order_id).or_insert(now);
+            if kind != "reserved" {
+                self.seen.last.entry(*order_id).or_insert(now);
+            }
         }
         if rows.len() > OVERLAP {
             self.last = rows[rows.len() - OVERLAP].0;
         }
-        Ok(self.seen.len() - known)
+        Ok(self.seen.first.len() + self.seen.last.len() - known)
     }
 }

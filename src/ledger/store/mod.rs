@@ -121,7 +121,7 @@ pub async fn list_balances(tx: &mut Tx, query: BalanceQuery) -> sqlx::Result<Vec
     if let Some((account, currency)) = query.after {
         filter = filter.and("(account, currency) > (?, ?)", [account.into(), currency.into()]);
     }
-    let filter = filter.group_by("account, currency").page("account, currency", query.limit);
+    let filter = filter.group("account, currency").page("account, currency", query.limit);
     let rows = fetch_page!(tx, filter, (String, String, i64))?;
     Ok(rows
         .into_iter()

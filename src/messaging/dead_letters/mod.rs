@@ -3,18 +3,29 @@
 //! An open letter stands for one thing: an event that a consumer's inbox calls dead (however many copies of it
 //! are rejected, they only count up), or else one rejected delivery. Filing the same delivery twice changes
 //! nothing, so the office may crash between filing and acknowledging.
+//!
+//! A letter is resolved by sending it back or by discarding it, see [`resolve`]; a discarded one can be restored.
 
-use std::time::Duration;
+mod pg;
+mod resolve;
+mod sqlite;
+
+use std::collections::HashMap;
 
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::event::{self, Label, routing_key};
-use super::inbox::{self, State};
-use super::outbox::{self, Entry, Kind};
+pub use resolve::{NotResolved, Redriven, discard, redrive, redrive_many, restore};
+
+use super::event::{self, Label};
 use crate::clock::{Timestamp, mint_id};
-use crate::db::{Filter, Tx, fetch_page};
-use crate::trace::Traceparent;
+use crate::db::{Filter, Tx, dialects, fetch_page};
+
+dialects! {
+    /// Marks those letters as redriven that are still open, on behalf of a job if there is one; returns them.
+    async fn close_many(ids: &[Uuid], job_id: Option<Uuid>, now: Timestamp) -> Vec<Uuid>;
+    async fn select_contents(ids: &[Uuid]) -> Vec<(Uuid, String, Vec<u8>)>;
+}
 
 /// A letter to file.
 #[derive(Debug, Clone)]
@@ -56,11 +67,13 @@ pub async fn file(tx: &mut Tx, letter: &NewLetter) -> sqlx::Result<()> {
     if counted > 0 {
         return Ok(());
     }
+    let event_id = event::read_envelope(&letter.body, Label::default(), usize::MAX).ok().map(|event| event.event_id);
     crate::on!(tx, c => {
         sqlx::query(
             "INSERT INTO messaging_dead_letters (id, queue, consumer, message_id, event_type, correlation_id, group_id,
-                 reason, error, attempts, headers, body, x_death, state, filing_key, delivery_key, created_at, updated_at)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, 'open', $14, $15, $16, $16)
+                 reason, error, attempts, headers, body, x_death, state, filing_key, delivery_key, created_at, updated_at,
+                 event_id)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, 'open', $14, $15, $16, $16, $17)
              ON CONFLICT DO NOTHING",
         )
         .bind(mint_id())
@@ -79,6 +92,7 @@ pub async fn file(tx: &mut Tx, letter: &NewLetter) -> sqlx::Result<()> {
         .bind(&letter.filing_key)
         .bind(&letter.delivery_key)
         .bind(now)
+        .bind(event_id)
         .execute(c)
         .await
         .map(drop)
@@ -135,8 +149,8 @@ type Columns = (
     Timestamp,
 );
 
-const SELECT_ROWS: &str = "SELECT id, queue, consumer, message_id, event_type, correlation_id, reason, error, \
-     attempts, state, x_death, created_at FROM messaging_dead_letters";
+const SELECT_ROWS: &str = "SELECT l.id, l.queue, l.consumer, l.message_id, l.event_type, l.correlation_id, l.reason, \
+     l.error, l.attempts, l.state, l.x_death, l.created_at FROM messaging_dead_letters l";
 
 impl From<Columns> for LetterRow {
     fn from(columns: Columns) -> Self {
@@ -162,28 +176,94 @@ impl From<Columns> for LetterRow {
 /// Which letters to list; every field narrows.
 #[derive(Debug, Default, Clone)]
 pub struct Query {
+    pub ids: Vec<Uuid>,
     pub group_id: Option<String>,
     pub queue: Option<String>,
     pub consumer: Option<String>,
     pub reason: Option<String>,
     pub event_type: Option<String>,
     pub state: Option<String>,
+    pub correlation_id: Option<String>,
+    /// Filed at this time or later.
+    pub from: Option<Timestamp>,
+    /// Filed before this time.
+    pub to: Option<Timestamp>,
+    /// Sent by this redrive.
+    pub job_id: Option<Uuid>,
     pub before: Option<Uuid>,
     pub limit: i64,
 }
 
+impl Query {
+    /// Adds its conditions to a SELECT that calls the letters `l`.
+    pub(super) fn narrow(self, filter: Filter) -> Filter {
+        filter
+            .and_any("l.id", self.ids)
+            .and_some("l.group_id = ?", self.group_id)
+            .and_some("l.queue = ?", self.queue)
+            .and_some("l.consumer = ?", self.consumer)
+            .and_some("l.reason = ?", self.reason)
+            .and_some("l.event_type = ?", self.event_type)
+            .and_some("l.state = ?", self.state)
+            .and_some("l.correlation_id = ?", self.correlation_id)
+            .and_some("l.created_at >= ?", self.from)
+            .and_some("l.created_at < ?", self.to)
+            .and_some("l.job_id = ?", self.job_id)
+            .and_some("l.id < ?", self.before)
+    }
+}
+
 /// Newest first.
 pub async fn list(tx: &mut Tx, query: Query) -> sqlx::Result<Vec<LetterRow>> {
-    let filter = Filter::new(SELECT_ROWS)
-        .and_some("group_id = ?", query.group_id)
-        .and_some("queue = ?", query.queue)
-        .and_some("consumer = ?", query.consumer)
-        .and_some("reason = ?", query.reason)
-        .and_some("event_type = ?", query.event_type)
-        .and_some("state = ?", query.state)
-        .and_some("id < ?", query.before)
-        .page("id DESC", query.limit);
+    let limit = query.limit;
+    let filter = query.narrow(Filter::new(SELECT_ROWS)).page("l.id DESC", limit);
     Ok(fetch_page!(tx, filter, Columns)?.into_iter().map(LetterRow::from).collect())
+}
+
+/// The same, of those that also meet a condition on `l`.
+pub(super) async fn list_where(tx: &mut Tx, query: Query, condition: &'static str) -> sqlx::Result<Vec<LetterRow>> {
+    let limit = query.limit;
+    let filter = query.narrow(Filter::new(SELECT_ROWS)).and(condition, []).page("l.id DESC", limit);
+    Ok(fetch_page!(tx, filter, Columns)?.into_iter().map(LetterRow::from).collect())
+}
+
+/// Letters that are likely to have one cause.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize, utoipa::ToSchema)]
+pub struct Group {
+    #[schema(example = "inventory")]
+    pub consumer: String,
+    #[schema(example = "stockade.inventory")]
+    pub queue: String,
+    #[schema(example = "not-json")]
+    pub reason: String,
+    /// Null where the message did not say.
+    #[schema(example = "order.placed")]
+    pub event_type: Option<String>,
+    pub count: i64,
+    pub first_seen_at: Timestamp,
+    pub last_seen_at: Timestamp,
+}
+
+/// The largest groups first. A query's `before` has no meaning here.
+pub async fn list_groups(tx: &mut Tx, query: Query) -> sqlx::Result<Vec<Group>> {
+    let limit = query.limit;
+    let select = "SELECT l.consumer, l.queue, l.reason, l.event_type, count(*), min(l.created_at), max(l.updated_at) \
+         FROM messaging_dead_letters l";
+    let filter = query
+        .narrow(Filter::new(select))
+        .group("l.consumer, l.queue, l.reason, l.event_type")
+        .page("count(*) DESC, l.consumer, l.reason, l.event_type", limit);
+    let rows = fetch_page!(tx, filter, (String, String, String, Option<String>, i64, Timestamp, Timestamp))?;
+    let group = |(consumer, queue, reason, event_type, count, first_seen_at, last_seen_at)| Group {
+        consumer,
+        queue,
+        reason,
+        event_type,
+        count,
+        first_seen_at,
+        last_seen_at,
+    };
+    Ok(rows.into_iter().map(group).collect())
 }
 
 /// A letter with everything that was kept of the message.
@@ -195,13 +275,31 @@ pub struct Letter {
 }
 
 pub async fn find(tx: &mut Tx, group_id: Option<String>, id: Uuid) -> sqlx::Result<Option<Letter>> {
-    let filter = Filter::new(SELECT_ROWS).and_some("group_id = ?", group_id).and("id = ?", [id.into()]).page("id", 1);
-    let Some(columns) = fetch_page!(tx, filter, Columns)?.pop() else { return Ok(None) };
-    let (headers, body): (String, Vec<u8>) = crate::on!(tx, c => {
-        sqlx::query_as("SELECT headers, body FROM messaging_dead_letters WHERE id = $1").bind(id).fetch_one(c).await
-    })?;
-    let headers = serde_json::from_str(&headers).unwrap_or(Value::Null);
-    Ok(Some(Letter { row: LetterRow::from(columns), headers, body }))
+    let query = Query { group_id, ids: vec![id], limit: 1, ..Query::default() };
+    Ok(fetch(tx, query).await?.pop())
+}
+
+/// The letters of these ids, in the order they were filed.
+pub async fn find_many(tx: &mut Tx, ids: &[Uuid]) -> sqlx::Result<Vec<Letter>> {
+    match ids {
+        [] => Ok(Vec::new()),
+        ids => fetch(tx, Query { ids: ids.to_vec(), limit: i64::MAX, ..Query::default() }).await,
+    }
+}
+
+async fn fetch(tx: &mut Tx, query: Query) -> sqlx::Result<Vec<Letter>> {
+    let limit = query.limit;
+    let filter = query.narrow(Filter::new(SELECT_ROWS)).page("l.id", limit);
+    let rows = fetch_page!(tx, filter, Columns)?;
+    let ids: Vec<Uuid> = rows.iter().map(|columns| columns.0).collect();
+    let mut contents: HashMap<Uuid, (String, Vec<u8>)> =
+        select_contents(tx, &ids).await?.into_iter().map(|(id, headers, body)| (id, (headers, body))).collect();
+    let letter = |columns: Columns| {
+        let (headers, body) = contents.remove(&columns.0)?;
+        let headers = serde_json::from_str(&headers).unwrap_or(Value::Null);
+        Some(Letter { row: LetterRow::from(columns), headers, body })
+    };
+    Ok(rows.into_iter().filter_map(letter).collect())
 }
 
 /// Open letters per queue.
@@ -223,89 +321,4 @@ pub async fn count_by_reason(tx: &mut Tx) -> sqlx::Result<Vec<(String, String, i
         .fetch_all(c)
         .await
     })
-}
-
-/// What a redrive did.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Redriven {
-    /// On its way back to its queue.
-    Sent,
-    /// The event turned out to be processed already: closed, nothing sent.
-    AlreadyApplied,
-    /// Somebody else resolved it first.
-    NotOpen,
-}
-
-/// Sends a letter's bytes back to its queue: the letter is closed, the inbox row revived and the outbox row
-/// written in this one transaction.
-pub async fn redrive(tx: &mut Tx, letter: &Letter) -> sqlx::Result<Redriven> {
-    let now = tx.now();
-    let row = &letter.row;
-    let closed = crate::on!(tx, c => {
-        sqlx::query("UPDATE messaging_dead_letters SET state = 'redriven', updated_at = $2 WHERE id = $1 AND state = 'open'")
-            .bind(row.id)
-            .bind(now)
-            .execute(c)
-            .await
-            .map(|done| done.rows_affected())
-    })?;
-    if closed == 0 {
-        return Ok(Redriven::NotOpen);
-    }
-    let event = event::read_envelope(&letter.body, Label::default(), usize::MAX).ok();
-    if let Some(event) = &event {
-        let verdict = inbox::find_verdict(tx, &row.consumer, event.event_id).await?;
-        let same_body = verdict.as_ref().is_some_and(|v| v.body_hash == event::hash_of(&letter.body));
-        // Another body than the one the inbox knows revives nothing: it will only be put aside again.
-        if same_body && inbox::revive(tx, &row.consumer, event.event_id).await? == Some(State::Processed) {
-            return Ok(Redriven::AlreadyApplied);
-        }
-    }
-    let mut headers = letter.headers.as_object().cloned().unwrap_or_default();
-    headers.remove("x-message-id");
-    // Postgres reads no JSON that holds a NUL, and one such row would stop its relay. The letter keeps them all.
-    headers.retain(|name, value| !name.contains('\0') && !value.to_string().contains("\\u0000"));
-    if let Some(message_id) = &row.message_id {
-        headers.insert("x-message-id".to_owned(), message_id.as_str().into());
-    }
-    // A redriven event starts over, and the retry its revived row waits for is this one.
-    headers.insert(outbox::X_ATTEMPTS.to_owned(), 0.into());
-    let id = mint_id();
-    let entry = Entry {
-        id,
-        kind: Kind::Redrive,
-        body: letter.body.clone(),
-        traceparent: headers.get(outbox::TRACEPARENT).and_then(Value::as_str).and_then(Traceparent::parse),
-        headers: Value::Object(headers).to_string(),
-        target: row.queue.clone(),
-        ..match &event {
-            Some(event) => Entry::from(event),
-            None => unreadable_entry(id, row),
-        }
-    };
-    outbox::append_many(tx, &[entry]).await?;
-    Ok(Redriven::Sent)
-}
-
-/// The outbox columns of a letter whose envelope cannot be read.
-fn unreadable_entry(id: Uuid, row: &LetterRow) -> Entry {
-    let key = row.event_type.clone().unwrap_or_else(|| routing_key("unreadable", "message"));
-    let (aggregate_type, event_type) = key.split_once('.').unwrap_or(("unreadable", &key));
-    Entry {
-        id,
-        event_id: id,
-        kind: Kind::Redrive,
-        group_id: String::new(),
-        subsidiary_id: None,
-        aggregate_type: aggregate_type.to_owned(),
-        aggregate_id: row.id.to_string(),
-        event_type: event_type.to_owned(),
-        body: Vec::new(),
-        headers: String::new(),
-        delay: Duration::ZERO,
-        correlation_id: row.correlation_id.clone().unwrap_or_default(),
-        causation_id: None,
-        traceparent: None,
-        target: String::new(),
-    }
 }

@@ -7,6 +7,7 @@
 mod pg;
 mod sqlite;
 
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use uuid::Uuid;
@@ -172,13 +173,19 @@ pub async fn forget_run(tx: &mut Tx, consumer: &str, event_id: Uuid) -> sqlx::Re
     })
 }
 
-/// Moves a dead row to `retrying`, due at once, with its attempts forgotten; only a redrive does this.
-/// Returns the state the row was in, or `None` if there is no row.
-pub async fn revive(tx: &mut Tx, consumer: &str, event_id: Uuid) -> sqlx::Result<Option<State>> {
+/// Moves dead rows to `retrying`, due at once, with their attempts forgotten; only a redrive does this. Says for each
+/// wanted event and body which state its row was in: `None` if there is no row, or one that knows another body.
+pub async fn revive_many(tx: &mut Tx, consumer: &str, wanted: &[(Uuid, BodyHash)]) -> sqlx::Result<Vec<Option<State>>> {
     let now = tx.now();
-    let Some((_, met)) = meet(tx, consumer, &[event_id], now).await?.pop() else { return Ok(None) };
-    if met.state == State::Dead {
-        let mark = Mark {
+    let ids: Vec<Uuid> = wanted.iter().map(|(id, _)| *id).collect();
+    let met: HashMap<Uuid, Met> = meet(tx, consumer, &ids, now).await?.into_iter().collect();
+    let state_of =
+        |(id, hash): &(Uuid, BodyHash)| met.get(id).filter(|met| met.body_hash == *hash).map(|met| met.state);
+    let states: Vec<Option<State>> = wanted.iter().map(state_of).collect();
+    let dead: BTreeSet<Uuid> =
+        ids.into_iter().zip(&states).filter(|(_, state)| **state == Some(State::Dead)).map(|(id, _)| id).collect();
+    if !dead.is_empty() {
+        let revived = |event_id| Mark {
             event_id,
             state: State::Retrying,
             attempts: 0,
@@ -186,9 +193,9 @@ pub async fn revive(tx: &mut Tx, consumer: &str, event_id: Uuid) -> sqlx::Result
             reason: None,
             last_error: None,
         };
-        mark_many(tx, consumer, &[mark], now).await?;
+        mark_many(tx, consumer, &dead.into_iter().map(revived).collect::<Vec<_>>(), now).await?;
     }
-    Ok(Some(met.state))
+    Ok(states)
 }
 
 /// A verdict as the dead-letter office needs it.

@@ -289,15 +289,22 @@ impl OrdersApi {
         unsettled: impl Fn(Status) -> bool,
     ) -> Result<Order, OrderError> {
         let Some(seconds) = wait else { return Ok(order) };
-        let deadline = Instant::now() + Duration::from_secs(seconds).min(self.wait_max);
+        let began = Instant::now();
+        let deadline = began + Duration::from_secs(seconds).min(self.wait_max);
         let mut bell = self.db.wakes().bell(service::BELL);
         let id = order.id.0.to_string();
         while unsettled(order.status) && Instant::now() < deadline && !self.draining.is_cancelled() {
             bell.hush();
             order = self.load(caller, &id).await?;
             if unsettled(order.status) {
+                // Under load the bell rings all the time, and mostly for others: who has waited long looks less often.
+                let next_look = Instant::now() + (began.elapsed() / 4).min(WAIT_POLL);
+                let rung = async {
+                    bell.rung().await;
+                    tokio::time::sleep_until(next_look).await;
+                };
                 tokio::select! {
-                    () = bell.rung() => {}
+                    () = rung => {}
                     () = tokio::time::sleep(WAIT_POLL) => {}
                     () = tokio::time::sleep_until(deadline) => {}
                     () = self.draining.cancelled() => {}

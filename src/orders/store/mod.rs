@@ -125,6 +125,21 @@ pub async fn expire_many(tx: &mut Tx, limit: i64, reason: Option<&str>, now: Tim
     rows.into_iter().map(|columns| Ok(standing_from_columns(columns)?.0)).collect()
 }
 
+/// Forgets keys first used before that time, up to `limit` of them; returns how many.
+pub async fn forget_keys(tx: &mut Tx, before: Timestamp, limit: i64) -> sqlx::Result<u64> {
+    crate::on!(tx, c => {
+        sqlx::query(
+            "DELETE FROM orders_idempotency WHERE (group_id, route, key) IN (
+                 SELECT group_id, route, key FROM orders_idempotency WHERE created_at < $1 ORDER BY created_at LIMIT $2)",
+        )
+        .bind(before)
+        .bind(limit)
+        .execute(c)
+        .await
+        .map(|done| done.rows_affected())
+    })
+}
+
 /// Which orders to list; every field narrows.
 #[derive(Debug, Default, Clone)]
 pub struct Query {

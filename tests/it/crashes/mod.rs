@@ -2,6 +2,7 @@
 
 mod brokers;
 mod databases;
+mod lives;
 mod points;
 mod processes;
 

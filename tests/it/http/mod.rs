@@ -1,5 +1,7 @@
 //! The API from outside, on each database.
 
+mod dead_letters;
+mod jobs;
 mod life;
 mod metrics;
 mod operations;

@@ -24,6 +24,7 @@ use stockade::messaging::office::{Office, Sender};
 use stockade::messaging::outbox;
 use stockade::messaging::pause::Pauses;
 use stockade::messaging::relay::Relay;
+use stockade::messaging::retention::Keep;
 use stockade::messaging::retry::Backoff;
 use stockade::messaging::transport::memory::{Chaos, MemoryBroker};
 use stockade::messaging::transport::rabbit::{self, Rabbit};
@@ -52,6 +53,15 @@ pub const WAIT_DEADLINE: Duration = Duration::from_secs(300);
 pub const AGES: Duration = Duration::from_secs(600);
 pub const EVENT_BYTES_MAX: usize = 64 * 1024;
 pub const ATTEMPTS_MAX: i32 = 3;
+
+/// How long a rig keeps things.
+pub const KEEP: Keep = Keep {
+    outbox: Duration::from_secs(30 * 86_400),
+    archive: Duration::from_secs(45 * 86_400),
+    inbox: Duration::from_secs(90 * 86_400),
+    dead_letters: Duration::from_secs(30 * 86_400),
+    look_every: Duration::from_secs(60),
+};
 
 /// What an event asks the probe's handler to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -267,6 +277,7 @@ impl Rig {
                 "UPDATE messaging_inbox SET lease_until = lease_until - $1 * interval '1 ms',
                      deadline_at = deadline_at - $1 * interval '1 ms'",
                 "UPDATE orders_orders SET hold_expires_at = hold_expires_at - $1 * interval '1 ms'",
+                "UPDATE messaging_jobs SET next_at = next_at - $1 * interval '1 ms'",
             ] {
                 let mut tx = self.db.begin().await.unwrap();
                 on!(tx, c => sqlx::query(shift).bind(millis(span)).execute(c).await.map(drop)).unwrap();
@@ -493,6 +504,7 @@ pub fn tuning() -> Tuning {
         },
         wait_deadline: WAIT_DEADLINE,
         event_bytes_max: EVENT_BYTES_MAX,
+        keep: KEEP,
     }
 }
 

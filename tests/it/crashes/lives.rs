@@ -1,0 +1,186 @@
+//! The process dies while orders are paid, cancelled and fulfilled: one outcome each, booked once, told once.
+
+use futures_util::StreamExt;
+use futures_util::future::join_all;
+use futures_util::stream::FuturesUnordered;
+use reqwest::StatusCode;
+use serde_json::json;
+
+use super::Shop;
+use crate::support::{Api, Server, TestDb, each_database};
+
+const PRICE: i64 = 7;
+
+/// Asks for a step under a key of its own; `None` if there was no answer, else whether it was taken.
+async fn step(api: &Api, id: &str, step: &str) -> Option<bool> {
+    let body = if step == "payments" { json!({ "amount_minor": PRICE }) } else { json!({}) };
+    let request = api.post(&format!("/v1/orders/{id}/{step}"), &body).header("idempotency-key", format!("{step}-{id}"));
+    match request.send().await.ok()?.status() {
+        StatusCode::OK | StatusCode::CREATED => Some(true),
+        StatusCode::CONFLICT => Some(false),
+        _ => None,
+    }
+}
+
+impl Shop<'_> {
+    /// Orders that are reserved and cost something.
+    async fn reserve(&self, count: usize) -> Vec<String> {
+        join_all((0..count).map(|_| self.server.reserve("A", PRICE))).await
+    }
+
+    async fn restart(&mut self) {
+        self.server.ended().await;
+        self.server = Server::start(self.db, &self.flags);
+    }
+
+    /// Every order is where it was taken, with the stock, the entries and the notices that go with it.
+    async fn check_lives(&self) {
+        self.settle().await;
+        for (what, sql) in [
+            (
+                "a reservation that is not where its order is",
+                "SELECT COUNT(*) FROM orders_orders o LEFT JOIN inventory_reservations r
+                     ON r.group_id = o.group_id AND r.order_id = o.id
+                 WHERE COALESCE(r.state, '') <> CASE o.status WHEN 'reserved' THEN 'held' WHEN 'paid' THEN 'committed'
+                     WHEN 'fulfilled' THEN 'fulfilled' ELSE 'released' END",
+            ),
+            (
+                "a shelf that its reservations do not explain",
+                "SELECT COUNT(*) FROM inventory_stock s WHERE reserved <> (SELECT COALESCE(SUM(l.quantity), 0)
+                     FROM inventory_reservation_lines l JOIN inventory_reservations r
+                         ON r.group_id = l.group_id AND r.id = l.reservation_id
+                     WHERE l.sku = s.sku AND r.state IN ('held', 'committed'))",
+            ),
+            (
+                "a shelf that its adjustments do not explain",
+                "SELECT COUNT(*) FROM inventory_stock s WHERE on_hand + fulfilled <>
+                     (SELECT COALESCE(SUM(delta), 0) FROM inventory_adjustments a WHERE a.sku = s.sku)",
+            ),
+            (
+                "a payment that is not booked once, or a booking without one",
+                "SELECT COUNT(*) FROM orders_orders o WHERE
+                     (SELECT COALESCE(SUM(amount_minor), 0) FROM ledger_entries e
+                         WHERE e.order_id = o.id AND e.account = 'cash')
+                     <> CASE WHEN o.status IN ('paid', 'fulfilled') THEN o.total_minor ELSE 0 END",
+            ),
+            (
+                "books that do not balance",
+                "SELECT COUNT(*) FROM (SELECT SUM(amount_minor) AS left_over FROM ledger_entries GROUP BY event_id) AS e
+                 WHERE left_over <> 0",
+            ),
+            (
+                "an outcome that was not told once",
+                "SELECT COUNT(*) FROM orders_orders o WHERE 1 <> (SELECT COUNT(*) FROM notifications_notices n
+                     WHERE n.order_id = o.id AND n.kind = CASE o.status WHEN 'fulfilled' THEN 'paid' ELSE o.status END)",
+            ),
+            (
+                "an order with two outcomes",
+                "SELECT COUNT(*) FROM (SELECT aggregate_id FROM messaging_outbox WHERE kind = 'event'
+                     AND aggregate_type = 'order' AND event_type IN ('paid', 'cancelled', 'expired')
+                     GROUP BY aggregate_id HAVING COUNT(*) > 1) AS twice",
+            ),
+        ] {
+            assert_eq!(self.db.count(sql).await, 0, "{what}");
+        }
+    }
+}
+
+async fn a_payment_cut_short_is_made_once_by_asking_again(db: TestDb) {
+    let mut shop = Shop::open(&db, &[]).await;
+    for (point, paid) in [("orders.before_commit", 0), ("orders.after_commit", 1)] {
+        let id = shop.reserve(1).await.remove(0);
+        shop.server.tell("/v1/lab/crash", &json!({ "point": point })).await;
+        assert_eq!(step(&shop.server, &id, "payments").await, None, "{point}: it died over it");
+        shop.restart().await;
+        let told = "SELECT COUNT(*) FROM messaging_outbox WHERE event_type = 'paid' AND aggregate_id = $1";
+        assert_eq!(db.count_of(told, &id).await, paid, "{point}");
+        assert_eq!(step(&shop.server, &id, "payments").await, Some(true), "{point}");
+        assert_eq!(db.count_of(told, &id).await, 1, "{point}");
+        shop.check_lives().await;
+    }
+}
+
+async fn what_follows_a_payment_happens_once_wherever_a_consumer_dies(db: TestDb) {
+    let mut shop = Shop::open(&db, &[]).await;
+    for point in ["consumer.before_commit", "consumer.after_commit"] {
+        for consumer in ["inventory", "ledger", "notifications"] {
+            let orders = shop.reserve(3).await;
+            shop.settle().await;
+            shop.server.tell("/v1/lab/crash", &json!({ "point": point, "consumer": consumer })).await;
+            join_all(orders.iter().map(|id| step(&shop.server, id, "payments"))).await;
+            shop.restart().await;
+            for id in &orders {
+                assert_eq!(step(&shop.server, id, "payments").await, Some(true), "{point} {consumer}");
+            }
+            shop.check_lives().await;
+            assert_eq!(step(&shop.server, &orders[0], "fulfil").await, Some(true));
+            shop.check_lives().await;
+        }
+    }
+}
+
+/// A payment that waits for its order: the process dies in the very transaction that books it with it.
+async fn a_kept_event_survives_the_death_of_who_wakes_it(db: TestDb) {
+    let mut shop = Shop::open(&db, &[]).await;
+    let model = shop.reserve(1).await.remove(0);
+    assert_eq!(step(&shop.server, &model, "payments").await, Some(true));
+    shop.settle().await;
+    let bodies = [db.event_body(&model, "order.paid").await, db.event_body(&model, "order.placed").await];
+    for (point, rounds) in [("consumer.before_commit", 1), ("consumer.after_commit", 2)] {
+        // The same of an order from elsewhere, the payment first.
+        let order = stockade::clock::mint_id().to_string();
+        let [paid, placed] = bodies.each_ref().map(|body| {
+            let mut event: serde_json::Value = serde_json::from_str(body).unwrap();
+            event["event_id"] = json!(stockade::clock::mint_id());
+            event["aggregate_id"] = json!(order);
+            event["payload"]["order_id"] = json!(order);
+            json!({ "queue": "ledger", "body": event.to_string() })
+        });
+        shop.server.tell("/v1/lab/publish", &paid).await;
+        shop.server.eventually_list("/v1/inbox?consumer=ledger&state=waiting", 1).await;
+        shop.server.tell("/v1/lab/crash", &json!({ "point": point, "consumer": "ledger" })).await;
+        // It may die of it before it has answered.
+        let _ = shop.server.post("/v1/lab/publish", &placed).send().await;
+        shop.restart().await;
+        shop.settle().await;
+        let entries = db.count("SELECT COUNT(*) FROM ledger_entries").await;
+        assert_eq!(entries, 2 + 2 * rounds, "{point}: booked once");
+        assert_eq!(shop.letters().await.len(), 0);
+    }
+}
+
+async fn kills_in_a_burst_of_payments_and_cancellations_leave_one_outcome_each(db: TestDb) {
+    let mut shop = Shop::open(&db, &["--batch", "8"]).await;
+    let orders = shop.reserve(90).await;
+    for _ in 0..3 {
+        {
+            let steps = orders.iter().enumerate().map(|(n, id)| {
+                let what = if n % 3 == 0 { "cancel" } else { "payments" };
+                step(&shop.server, id, what)
+            });
+            let mut burst: FuturesUnordered<_> = steps.collect();
+            for _ in 0..20 {
+                burst.next().await;
+            }
+            shop.server.signal("KILL");
+            while burst.next().await.is_some() {}
+        }
+        shop.restart().await;
+    }
+    let answers = join_all(orders.iter().enumerate().map(|(n, id)| {
+        let what = if n % 3 == 0 { "cancel" } else { "payments" };
+        step(&shop.server, id, what)
+    }))
+    .await;
+    assert!(answers.iter().all(|answer| *answer == Some(true)), "whoever heard nothing hears of the first");
+    shop.check_lives().await;
+    assert_eq!(db.count("SELECT COUNT(*) FROM orders_orders WHERE status = 'paid'").await, 60);
+    assert_eq!(db.count("SELECT COUNT(*) FROM ledger_entries").await, 120);
+}
+
+each_database!(
+    a_payment_cut_short_is_made_once_by_asking_again,
+    what_follows_a_payment_happens_once_wherever_a_consumer_dies,
+    a_kept_event_survives_the_death_of_who_wakes_it,
+    kills_in_a_burst_of_payments_and_cancellations_leave_one_outcome_each,
+);
