@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use axum::Router;
@@ -24,22 +25,28 @@ use crate::lifecycle::{Lifecycle, Stage};
 use crate::messaging::consumer::{Consumer, read_delivery};
 use crate::messaging::faults::Faults;
 use crate::messaging::health::Health;
+use crate::messaging::instances;
 use crate::messaging::office::{Office, Sender};
 use crate::messaging::pause::Pauses;
 use crate::messaging::relay::Relay;
 use crate::messaging::retention::{self, Retention, Sweep};
 use crate::messaging::transport::rabbit::Rabbit;
 use crate::messaging::transport::table::TableQueue;
-use crate::messaging::transport::{Binding, Topology, Transport};
+use crate::messaging::transport::{Binding, Condition, Topology, Transport, Way};
 use crate::messaging::{Kernel, Origin, Reaction, jobs, mending};
 use crate::notifications::reactions::Notifications;
 use crate::numbers::Numbers;
+use crate::operations::audit::{self, Audits, Report, Scope};
+use crate::operations::metrics::{ProcessedRows, Scrape};
 use crate::operations::{self, Operations, lab};
 use crate::orders::desk::{Clerk, Desk};
 use crate::orders::expiry::{self, Expiry};
 use crate::orders::http::OrdersApi;
 use crate::orders::reactions::Orders;
 use crate::{http, inventory, ledger, notifications, orders};
+
+/// How long `doctor` waits for a broker.
+const BROKER_TRIED_FOR: Duration = Duration::from_secs(5);
 
 /// What is on the shelves of a fresh embedded store.
 const DEMO_STOCK: [(&str, i64); 4] = [("WIDGET-A", 100), ("WIDGET-B", 50), ("WIDGET-C", 25), ("GADGET-X", 10)];
@@ -135,6 +142,7 @@ impl Builder {
             Some(options) => Transport::Rabbit(Rabbit::try_new(options).map_err(anyhow::Error::msg)?),
         };
         transport.declare(&topology).await.context("cannot declare the queues")?;
+        audit::remember_bindings(&db, &topology.queues).await.context("cannot note the bindings")?;
         let kernel = Kernel {
             pauses: Pauses::load(db.clone(), matches!(transport, Transport::Table(_))).await?,
             db: db.clone(),
@@ -163,20 +171,28 @@ impl Builder {
             draining: draining.clone(),
         };
         let topology = Arc::new(topology);
-        let operations = Operations { kernel: kernel.clone(), topology: topology.clone() };
-        let probes = Probes { kernel: kernel.clone(), draining: draining.clone() };
+        let operations = Operations { kernel: kernel.clone(), topology: topology.clone(), audits: Audits::default() };
+        let me = mint_id();
+        let probes = Probes { kernel: kernel.clone(), me, topology: topology.clone(), draining: draining.clone() };
         let mut document = openapi();
-        let mut router = Router::from(probes::routes().with_state(probes));
+        let processed = ProcessedRows::default();
+        let scrape = Scrape {
+            operations: operations.clone(),
+            token: settings.metrics_token.clone(),
+            processed: processed.clone(),
+        };
+        let mut router = Router::from(probes::routes().with_state(probes))
+            .merge(Router::from(operations::metrics::routes().with_state(scrape)));
         // A process without the API still answers its probes.
         if settings.runs(Part::Api) {
-            router = router.merge(api_router(&kernel, orders, operations, self.demo));
+            router = router.merge(api_router(&kernel, orders, operations.clone(), self.demo));
             for routes in self.routes {
                 let (extra, extra_document) = routes(&db).split_for_parts();
                 router = router.merge(extra);
                 document.merge(extra_document);
             }
         }
-        let router = http::finish(router, document, &settings.http_limits());
+        let router = http::finish(router, document, &settings.http_limits(), db.metrics());
         let lifecycle = Lifecycle::new().context("cannot start the threads that do the work")?;
         if settings.runs(Part::Relay) {
             let jobs = jobs::Runner::new(kernel.clone(), topology.clone());
@@ -190,7 +206,53 @@ impl Builder {
             lifecycle.spawn(Stage::Work, retention::NAME, |stop| retention.run(stop));
         }
         spawn_all(&lifecycle, &kernel, topology, &settings, self.members, clerk, listener, router);
+        let present = kernel.clone();
+        lifecycle.spawn(Stage::Helpers, "presence", |stop| {
+            instances::beat(present, me, address.to_string(), stop.cancelled_owned())
+        });
+        let auditor = audit::watch(operations.clone(), settings.audit_every);
+        lifecycle.spawn(Stage::Helpers, "audit", |stop| until(stop, auditor));
+        lifecycle.spawn(Stage::Helpers, "recount", |stop| until(stop, processed.follow(operations)));
         Ok(Running { address, kernel, lifecycle, draining, settings })
+    }
+}
+
+/// Checks every promise on a database without serving it, beside the server if there is one.
+pub async fn audit(settings: Settings) -> anyhow::Result<Report> {
+    let db = Db::open_read_only(&settings.database(), Clock::System).await?;
+    let topology = topology(&Builder::new(settings.clone()).members, &settings);
+    let depths = match settings.rabbit()? {
+        None => audit::depths(&Transport::Table(TableQueue::new(db.clone(), settings.lease)), &topology.queues).await?,
+        // Only a server is connected to the broker: what may still be in its queues is asked of nobody.
+        Some(_) => Vec::new(),
+    };
+    let report = audit::run(&db, &topology.queues, &depths, Scope::Whole).await?;
+    db.close().await;
+    Ok(report)
+}
+
+/// Connects to the broker as a server would, queues declared; says what it is, or fails with what is wrong.
+pub async fn try_broker(settings: &Settings) -> anyhow::Result<String> {
+    let Some(options) = settings.rabbit()? else {
+        return Ok("embedded: tables of the database".to_owned());
+    };
+    let transport = Transport::Rabbit(Rabbit::try_new(options).map_err(anyhow::Error::msg)?);
+    transport.declare(&topology(&Builder::new(settings.clone()).members, settings)).await?;
+    let connected = async {
+        transport.until_open(Way::Out).await;
+        transport.until_open(Way::In).await;
+    };
+    tokio::select! {
+        () = transport.tend() => {}
+        () = connected => {}
+        () = tokio::time::sleep(BROKER_TRIED_FOR) => {}
+    }
+    let condition = transport.condition();
+    transport.close().await;
+    match condition {
+        Some(Condition::Blocked(why)) => anyhow::bail!("it takes no messages: {why}"),
+        Some(Condition::Down(why)) => anyhow::bail!("{why}"),
+        _ => Ok("rabbitmq: connected, exchanges and queues have the arguments that are wanted".to_owned()),
     }
 }
 
@@ -227,6 +289,7 @@ pub fn openapi() -> OpenApi {
         operations::routes().into_openapi(),
         lab::routes().into_openapi(),
         probes::routes().into_openapi(),
+        operations::metrics::routes().into_openapi(),
     ])
 }
 
@@ -305,6 +368,7 @@ async fn stock_the_demo(db: &Db) -> anyhow::Result<()> {
             subsidiary_id: None,
             correlation_id: mint_id().to_string(),
             causation_id: None,
+            traceparent: None,
         };
         let sku = sku.to_owned().try_into().map_err(anyhow::Error::msg)?;
         inventory::service::adjust(&mut tx, origin, &sku, Change::Set(on_hand), "demo stock").await?;

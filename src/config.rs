@@ -72,6 +72,14 @@ pub struct Settings {
     #[arg(long, env = "STOCKADE_INSECURE_NO_AUTH")]
     pub insecure_no_auth: bool,
 
+    /// What `/v1/metrics` asks of callers, as `x-metrics-token` or as a Bearer token; open to anybody if not set.
+    #[arg(long, env = "METRICS_TOKEN", hide_env_values = true)]
+    pub metrics_token: Option<String>,
+
+    /// How often the promises are checked on rows of late; the longer it takes, the less often.
+    #[arg(long, env = "STOCKADE_AUDIT_EVERY", default_value = "60s", value_parser = humantime::parse_duration)]
+    pub audit_every: Duration,
+
     /// Connections to Postgres.
     #[arg(long, env = "STOCKADE_DB_MAX_CONNECTIONS", default_value_t = 20)]
     pub db_max_connections: u32,

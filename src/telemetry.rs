@@ -1,8 +1,16 @@
-//! Logs: one line per event on stderr, pretty on a terminal and JSON otherwise.
+//! Logs: one line per event on stderr, pretty on a terminal and JSON otherwise. Traces: over OTLP, by the standard
+//! OTEL_* variables and none of our own.
 
 use std::io::IsTerminal;
 
+use anyhow::Context;
+use opentelemetry::trace::TracerProvider;
+use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::trace::SdkTracerProvider;
 use tracing_subscriber::EnvFilter;
+
+use crate::trace;
 
 /// Sets up logging for the process. `filter` is in the syntax of RUST_LOG. lapin's own lines repeat what the
 /// transport says better, and would print messages with their bodies.
@@ -26,4 +34,44 @@ pub enum LogFormat {
     Auto,
     Pretty,
     Json,
+}
+
+/// Exports spans while it lives; dropped at the end, it sends the last of them.
+pub struct Exporting(Option<SdkTracerProvider>);
+
+/// Begins to export spans if an endpoint is given: OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT.
+/// Headers, timeout, sampler, resource and batching go by their standard variables too.
+pub fn export_traces() -> anyhow::Result<Exporting> {
+    let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let endpoint = set("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT").or_else(|| set("OTEL_EXPORTER_OTLP_ENDPOINT"));
+    let disabled = set("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"));
+    if endpoint.is_none() || disabled || set("OTEL_TRACES_EXPORTER").is_some_and(|exporter| exporter == "none") {
+        return Ok(Exporting(None));
+    }
+    let protocol = set("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL").or_else(|| set("OTEL_EXPORTER_OTLP_PROTOCOL"));
+    if let Some(protocol) = protocol.filter(|protocol| protocol != "http/protobuf") {
+        anyhow::bail!("OTEL_EXPORTER_OTLP_PROTOCOL takes http/protobuf, not {protocol}");
+    }
+    let exporter = SpanExporter::builder()
+        .with_http()
+        .with_protocol(Protocol::HttpBinary)
+        .build()
+        .context("traces cannot be exported: see the OTEL_EXPORTER_OTLP_* variables")?;
+    let resource = match set("OTEL_SERVICE_NAME") {
+        Some(name) => Resource::builder().with_service_name(name),
+        None => Resource::builder().with_service_name("stockade"),
+    };
+    let provider = SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource.build()).build();
+    trace::install(provider.tracer("stockade"));
+    Ok(Exporting(Some(provider)))
+}
+
+impl Drop for Exporting {
+    fn drop(&mut self) {
+        if let Some(provider) = self.0.take()
+            && let Err(error) = provider.shutdown()
+        {
+            tracing::warn!(%error, "the last traces were not exported");
+        }
+    }
 }

@@ -3,15 +3,45 @@
 //! A server that cannot be reached is [`Exit::Unavailable`]; one that answers with a problem is an error that quotes
 //! it. No proxy is ever asked: a server is named by the address it listens on.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::Context;
+use clap::Args;
 use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::exit::Exit;
+
+/// Which server to ask.
+#[derive(Args)]
+pub struct At {
+    /// The server to ask; if not given, the one on this machine.
+    #[arg(long)]
+    url: Option<String>,
+
+    /// Where the server on this machine listens.
+    #[arg(long, env = "STOCKADE_LISTEN", default_value = "127.0.0.1:8080")]
+    listen: SocketAddr,
+}
+
+impl At {
+    pub fn url(&self) -> String {
+        self.url.clone().unwrap_or_else(|| format!("http://{}", reachable(self.listen)))
+    }
+}
+
+/// The address to call a server that listens on all addresses.
+pub fn reachable(listen: SocketAddr) -> SocketAddr {
+    let ip = match listen.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    SocketAddr::new(ip, listen.port())
+}
 
 pub struct Client {
     http: reqwest::Client,
@@ -146,4 +176,18 @@ fn root_cause(error: &reqwest::Error) -> String {
         cause = inner;
     }
     cause.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_listens_everywhere_is_asked_on_loopback() {
+        for (listen, called) in
+            [("0.0.0.0:80", "127.0.0.1:80"), ("[::]:80", "[::1]:80"), ("10.1.2.3:80", "10.1.2.3:80")]
+        {
+            assert_eq!(reachable(listen.parse().unwrap()).to_string(), called);
+        }
+    }
 }

@@ -3,7 +3,6 @@
 //! 0 if it is ready, if need be degraded; 6 if it is not, or cannot be reached; 1 if something else answers.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -12,18 +11,13 @@ use clap::Args;
 use reqwest::{Method, StatusCode};
 use serde::{Deserialize, Serialize};
 
-use super::client::Client;
+use super::client::{At, Client};
 use super::exit::Exit;
 
 #[derive(Args)]
 pub struct Healthcheck {
-    /// The server to ask; if not given, the one on this machine.
-    #[arg(long)]
-    url: Option<String>,
-
-    /// Where the server on this machine listens.
-    #[arg(long, env = "STOCKADE_LISTEN", default_value = "127.0.0.1:8080")]
-    listen: SocketAddr,
+    #[command(flatten)]
+    at: At,
 
     /// How long to wait for its answer.
     #[arg(long, default_value = "3s", value_parser = humantime::parse_duration)]
@@ -43,10 +37,7 @@ struct Readiness {
 
 impl Healthcheck {
     pub async fn run(self) -> anyhow::Result<ExitCode> {
-        let url = match self.url {
-            Some(url) => url,
-            None => format!("http://{}", reachable(self.listen)),
-        };
+        let url = self.at.url();
         let client = Client::new(&url, self.timeout)?;
         let response = client.answer(client.request(Method::GET, "/readyz")).await?;
         let exit = match response.status() {
@@ -63,29 +54,5 @@ impl Healthcheck {
             println!("{}: {}", readiness.status, checks.join(", "));
         }
         Ok(exit.into())
-    }
-}
-
-/// The address to call a server that listens on all addresses.
-fn reachable(listen: SocketAddr) -> SocketAddr {
-    let ip = match listen.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
-        ip => ip,
-    };
-    SocketAddr::new(ip, listen.port())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_server_that_listens_everywhere_is_asked_on_loopback() {
-        for (listen, called) in
-            [("0.0.0.0:80", "127.0.0.1:80"), ("[::]:80", "[::1]:80"), ("10.1.2.3:80", "10.1.2.3:80")]
-        {
-            assert_eq!(reachable(listen.parse().unwrap()).to_string(), called);
-        }
     }
 }

@@ -1,12 +1,15 @@
 //! Commands: what to run, with which settings. Data goes to stdout, talk to stderr.
 
+mod audit;
 mod bench;
 mod client;
 mod dead_letters;
 mod demo;
+mod doctor;
 mod exit;
 mod healthcheck;
 mod jobs;
+mod queues;
 mod redrive;
 mod remote;
 mod replay;
@@ -48,10 +51,16 @@ enum Command {
     Serve(serve::Serve),
     /// Bring the database to this version's schema and exit.
     Migrate(serve::Migrate),
+    /// Check every promise on every row, on the database or by asking a server; exit code 3 if one is broken.
+    Audit(audit::Audit),
     /// Place orders as fast as they go, or at a given rate, and measure until the last customer is notified.
     Bench(bench::Bench),
     /// See a promise kept: what is done, what to look at, and the figures that prove it.
     Demo(demo::Demo),
+    /// Look at everything a server stands on, and say what is amiss.
+    Doctor(doctor::Doctor),
+    /// Show how full the queues are, once or again and again.
+    Queues(queues::Queues),
     /// See what was given up on and why, send it back, put it aside.
     DeadLetters(dead_letters::DeadLetters),
     /// Send dead letters back in bulk, at a rate, and see how far it has come.
@@ -81,8 +90,11 @@ pub fn main() -> ExitCode {
         match command {
             Command::Serve(serve) => serve.run().await,
             Command::Migrate(migrate) => migrate.run().await,
+            Command::Audit(audit) => audit.run().await,
             Command::Bench(bench) => bench.run().await,
             Command::Demo(demo) => demo.run().await,
+            Command::Doctor(doctor) => doctor.run().await,
+            Command::Queues(queues) => queues.run().await,
             Command::DeadLetters(dead_letters) => dead_letters.run().await,
             Command::Redrive(redrive) => redrive.run().await,
             Command::Replay(replay) => replay.run().await,

@@ -24,6 +24,7 @@ pub struct Serve {
 impl Serve {
     pub async fn run(self) -> anyhow::Result<ExitCode> {
         telemetry::init(&self.settings.log, self.settings.log_format)?;
+        let _exporting = telemetry::export_traces()?;
         // Listened for before anything starts, so that Ctrl-C during the start is not lost.
         let stop = asked_to_stop();
         tokio::pin!(stop);

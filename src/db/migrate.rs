@@ -21,7 +21,7 @@ macro_rules! migrations {
     };
 }
 
-const MIGRATIONS: [(i64, &str, &str, &str); 9] = migrations![
+const MIGRATIONS: [(i64, &str, &str, &str); 10] = migrations![
     1 "0001_messaging",
     2 "0002_orders",
     3 "0003_inventory",
@@ -31,7 +31,13 @@ const MIGRATIONS: [(i64, &str, &str, &str); 9] = migrations![
     7 "0007_ledger",
     20 "0020_messaging",
     21 "0021_orders",
+    30 "0030_messaging",
 ];
+
+/// How many there are.
+pub(super) fn count() -> usize {
+    MIGRATIONS.len()
+}
 
 pub(super) async fn run(engine: &Engine) -> Result<(), MigrateError> {
     match engine {

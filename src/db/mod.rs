@@ -8,6 +8,7 @@
 //! would fail halfway, when it turns from reading to writing, without honouring the busy timeout. Reads use a pool
 //! of their own. One process serves a file; a second is refused by a lock file beside it.
 
+mod describe;
 mod filter;
 mod migrate;
 mod open;
@@ -21,10 +22,12 @@ use std::fs::File;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use anyhow::Context;
 use sqlx::{PgPool, Postgres, Sqlite, SqliteConnection, SqlitePool, Transaction};
 
+pub use describe::About;
 pub(crate) use filter::fetch_page;
 pub use filter::{Filter, Value};
 pub use open::Options;
@@ -34,6 +37,7 @@ pub use wakes::{Bell, Wakes};
 use writer::{Writer, Writing};
 
 use crate::clock::{Clock, Timestamp};
+use crate::metrics::Metrics;
 
 /// `IF NOT EXISTS` does not keep two Postgres sessions from creating one table at once; this lock does.
 const SCHEMA_LOCK: i64 = 0x5354_4f43_4b41_4445;
@@ -45,6 +49,7 @@ pub struct Db {
     wakes: Wakes,
     clock: Clock,
     hands_on: Arc<AtomicBool>,
+    metrics: Arc<Metrics>,
 }
 
 #[derive(Clone)]
@@ -66,6 +71,8 @@ pub struct Tx {
     wakes: Wakes,
     rings: BTreeSet<String>,
     hands_on: bool,
+    metrics: Arc<Metrics>,
+    after_commit: Vec<Box<dyn FnOnce() + Send>>,
 }
 
 /// The transaction behind a [`Tx`], for the macros to match on.
@@ -104,7 +111,7 @@ impl Db {
     /// Opens the database for a server, creating and migrating it as needed.
     pub async fn open(options: &Options, clock: Clock) -> anyhow::Result<Self> {
         let engine = open::to_serve(options).await?;
-        let db = Self { engine, wakes: Wakes::default(), clock, hands_on: Arc::default() };
+        let db = Self::over(engine, clock);
         migrate::run(&db.engine).await.context("cannot migrate the database")?;
         Ok(db)
     }
@@ -127,54 +134,68 @@ impl Db {
     /// Opens an existing database to look at it, beside the server that owns it.
     pub async fn open_read_only(options: &Options, clock: Clock) -> anyhow::Result<Self> {
         let engine = open::to_look(options).await?;
-        Ok(Self { engine, wakes: Wakes::default(), clock, hands_on: Arc::default() })
+        Ok(Self::over(engine, clock))
+    }
+
+    fn over(engine: Engine, clock: Clock) -> Self {
+        Self { engine, wakes: Wakes::default(), clock, hands_on: Arc::default(), metrics: Arc::default() }
     }
 
     /// Begins a transaction that is on disk when its commit returns.
     pub async fn begin(&self) -> sqlx::Result<Tx> {
+        let asked = Instant::now();
         let conn = match &self.engine {
             Engine::Postgres(pool) => Conn::Postgres(pool.begin().await?),
             Engine::Sqlite { writer, .. } => write(writer, "PRAGMA synchronous = FULL; BEGIN IMMEDIATE").await?,
         };
-        Ok(self.tx(conn))
+        Ok(self.tx(conn, asked))
     }
 
     /// Begins a transaction of bookkeeping: atomic as any, but a power cut may undo the last few. Only for what
     /// is safely done again: claiming, handing on and acknowledging messages. A crash of the process undoes none,
     /// and the next durable commit makes all before it durable, so a later effect never outlives an earlier claim.
     pub async fn begin_relaxed(&self) -> sqlx::Result<Tx> {
+        let asked = Instant::now();
         let conn = match &self.engine {
             Engine::Postgres(pool) => {
                 Conn::Postgres(pool.begin_with("BEGIN; SET LOCAL synchronous_commit TO off").await?)
             }
             Engine::Sqlite { writer, .. } => write(writer, "PRAGMA synchronous = NORMAL; BEGIN IMMEDIATE").await?,
         };
-        Ok(self.tx(conn))
+        Ok(self.tx(conn, asked))
     }
 
     /// Begins a transaction for reading: one consistent view, never in a writer's way.
     pub async fn read(&self) -> sqlx::Result<Tx> {
+        let asked = Instant::now();
         let conn = match &self.engine {
             Engine::Postgres(pool) => {
                 Conn::Postgres(pool.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?)
             }
             Engine::Sqlite { readers, .. } => Conn::Sqlite(SqliteTx::Reading(readers.begin().await?)),
         };
-        Ok(self.tx(conn))
+        Ok(self.tx(conn, asked))
     }
 
-    fn tx(&self, conn: Conn) -> Tx {
+    fn tx(&self, conn: Conn, asked: Instant) -> Tx {
+        self.metrics.db_pool_wait.observe(asked.elapsed().as_secs_f64());
         Tx {
             conn,
             now: self.clock.now(),
             wakes: self.wakes.clone(),
             rings: BTreeSet::new(),
             hands_on: self.hands_on.load(Ordering::Relaxed),
+            metrics: self.metrics.clone(),
+            after_commit: Vec::new(),
         }
     }
 
     pub fn clock(&self) -> &Clock {
         &self.clock
+    }
+
+    pub fn metrics(&self) -> &Arc<Metrics> {
+        &self.metrics
     }
 
     pub fn wakes(&self) -> &Wakes {
@@ -237,7 +258,20 @@ impl Tx {
         for topic in &self.rings {
             self.wakes.ring(topic);
         }
+        for told in self.after_commit {
+            told();
+        }
         Ok(())
+    }
+
+    /// Counts or logs once this transaction has been committed, and not at all if it is not: once a batch, not once a
+    /// row.
+    pub fn after_commit(&mut self, told: impl FnOnce() + Send + 'static) {
+        self.after_commit.push(Box::new(told));
+    }
+
+    pub fn metrics(&self) -> &Arc<Metrics> {
+        &self.metrics
     }
 
     /// Wakes those who wait on `topic`, once this transaction has been committed.

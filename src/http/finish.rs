@@ -1,6 +1,6 @@
 //! The outermost layer: gives each request its id, and each error its problem+json body.
 
-use axum::extract::Request;
+use axum::extract::{MatchedPath, Request};
 use axum::http::{HeaderName, HeaderValue, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -9,6 +9,7 @@ use super::extract::bad_filter;
 use super::page::NextCursor;
 use super::problem::Problem;
 use crate::clock::mint_id;
+use crate::trace::{KeyValue, Span, SpanKind, Traceparent};
 
 static X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const REQUEST_ID_CHARS_MAX: usize = 64;
@@ -26,10 +27,18 @@ pub async fn finish(mut request: Request, next: Next) -> Response {
         .map_or_else(|| mint_id().to_string(), str::to_owned);
     let uri = request.uri().clone();
     request.extensions_mut().insert(RequestId(id.clone()));
+    let mut span = begin_span(&request);
+    if let Some(carried) = span.carried() {
+        request.extensions_mut().insert(carried);
+    }
     let mut response = match unanswerable(&uri) {
         Some(problem) => problem.into_response(),
         None => next.run(request).await,
     };
+    span.set("http.response.status_code", i64::from(response.status().as_u16()));
+    if response.status().is_server_error() {
+        span.fail("the request failed");
+    }
     if let Some(problem) = problem_of(&mut response) {
         response = write(problem, response, &uri, &id);
     } else if let Some(NextCursor(cursor)) = response.extensions_mut().remove() {
@@ -42,6 +51,21 @@ pub async fn finish(mut request: Request, next: Next) -> Response {
         response.headers_mut().insert(X_REQUEST_ID.clone(), id);
     }
     response
+}
+
+fn begin_span(request: &Request) -> Span {
+    let parent = request.headers().get("traceparent").and_then(|value| Traceparent::parse(value.to_str().ok()?));
+    Span::begin(parent, SpanKind::Server, || {
+        let route = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str).to_owned();
+        let method = request.method().to_string();
+        let name = format!("{method} {route}").trim_end().to_owned();
+        let attributes = vec![
+            KeyValue::new("http.request.method", method),
+            KeyValue::new("http.route", route),
+            KeyValue::new("url.path", request.uri().path().to_owned()),
+        ];
+        (name.into(), attributes)
+    })
 }
 
 /// No id, name or filter of ours has a NUL, and Postgres would take its query for a broken one.

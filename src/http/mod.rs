@@ -4,10 +4,12 @@
 pub mod caller;
 pub mod extract;
 pub mod finish;
+mod meter;
 pub mod page;
 pub mod probes;
 pub mod problem;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::DefaultBodyLimit;
@@ -22,6 +24,8 @@ use utoipa::openapi::OpenApi;
 use utoipa_swagger_ui::SwaggerUi;
 
 use problem::Problem;
+
+use crate::metrics::Metrics;
 
 /// The limits of the HTTP side; each has its setting in `config.rs`.
 #[derive(Debug, Clone)]
@@ -60,7 +64,7 @@ pub fn document(parts: impl IntoIterator<Item = OpenApi>) -> OpenApi {
 }
 
 /// Adds the docs, the page at `/` and the layers that every answer passes through.
-pub fn finish(router: Router, api: OpenApi, limits: &Limits) -> Router {
+pub fn finish(router: Router, api: OpenApi, limits: &Limits, metrics: &Arc<Metrics>) -> Router {
     let swagger = SwaggerUi::new("/docs")
         .url("/openapi.json", api)
         .config(utoipa_swagger_ui::Config::default().try_it_out_enabled(true));
@@ -74,6 +78,7 @@ pub fn finish(router: Router, api: OpenApi, limits: &Limits) -> Router {
             Problem::internal("a handler panicked").into_response()
         }))
         .layer(middleware::from_fn(finish::finish))
+        .layer(middleware::from_fn_with_state(meter::new(metrics), meter::measure))
         .layer(tower_http::set_header::SetResponseHeaderLayer::overriding(
             header::X_CONTENT_TYPE_OPTIONS,
             HeaderValue::from_static("nosniff"),

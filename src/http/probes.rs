@@ -1,6 +1,7 @@
 //! Probes: is the process alive, can it serve, and how is everything doing.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
@@ -11,11 +12,14 @@ use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+use uuid::Uuid;
 
+use crate::clock::Timestamp;
 use crate::db::Trouble;
-use crate::messaging::health::LoopStatus;
-use crate::messaging::transport::Condition;
-use crate::messaging::{Kernel, outbox};
+use crate::messaging::health::{LoopState, LoopStatus};
+use crate::messaging::instances::{self, Instance};
+use crate::messaging::transport::{Condition, Topology};
+use crate::messaging::{Kernel, office, outbox, relay};
 
 /// No probe takes longer than this, whatever is down.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -23,6 +27,9 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub struct Probes {
     pub kernel: Kernel,
+    /// This process among the instances.
+    pub me: Uuid,
+    pub topology: Arc<Topology>,
     /// Cancelled when shutdown begins.
     pub draining: CancellationToken,
 }
@@ -83,6 +90,13 @@ pub struct HealthReport {
     database: Part,
     broker: Part,
     outbox: Option<OutboxReport>,
+    /// The relay, over all instances.
+    relay: Overall,
+    /// Each consumer and the dead-letter office, over all instances.
+    #[schema(value_type = BTreeMap<String, Overall>)]
+    consumers: BTreeMap<&'static str, Overall>,
+    /// The processes that share this database, as each last said itself; empty while the database cannot be read.
+    instances: Vec<Instance>,
     /// The relay, the consumers and the dead-letter office of this instance.
     #[schema(value_type = BTreeMap<String, LoopStatus>)]
     loops: BTreeMap<&'static str, LoopStatus>,
@@ -97,6 +111,48 @@ pub struct Part {
     status: String,
     /// What is wrong, where it is known.
     error: Option<String>,
+}
+
+/// How a loop is doing over all instances.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct Overall {
+    /// The best that an instance says of its own: `running`, `starting`, `paused`, `troubled` or `stopped`; `absent` if
+    /// none runs it.
+    #[schema(example = "running")]
+    state: &'static str,
+    /// How many run it.
+    instances: usize,
+    /// When one of them last did its work or saw that there was none.
+    last_success_at: Option<Timestamp>,
+    last_error: Option<String>,
+}
+
+impl Overall {
+    fn of<'a>(statuses: impl Iterator<Item = &'a LoopStatus>) -> Self {
+        let mut overall = Self { state: "absent", instances: 0, last_success_at: None, last_error: None };
+        const WORST_FIRST: [&str; 6] = ["absent", "stopped", "troubled", "paused", "starting", "running"];
+        let rank = |state| WORST_FIRST.iter().position(|known| *known == state);
+        for status in statuses {
+            let state = match status.state {
+                LoopState::Starting => "starting",
+                LoopState::Running => "running",
+                LoopState::Paused => "paused",
+                LoopState::Troubled => "troubled",
+                LoopState::Stopped => "stopped",
+            };
+            if rank(state) > rank(overall.state) {
+                overall.state = state;
+            }
+            overall.instances += 1;
+            overall.last_success_at = overall.last_success_at.max(status.last_success_at);
+            overall.last_error = overall.last_error.or_else(|| status.last_error.clone());
+        }
+        overall
+    }
+
+    fn is_amiss(&self) -> bool {
+        ["absent", "stopped", "troubled"].contains(&self.state)
+    }
 }
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
@@ -129,14 +185,25 @@ impl Probes {
         let backlog = async {
             let mut tx = self.kernel.db.read().await?;
             let now = tx.now();
-            outbox::backlog(&mut tx, now).await
+            let backlog = outbox::backlog(&mut tx, now).await?;
+            Ok((backlog, instances::list(&mut tx).await?))
         };
-        let (database, outbox) = match tokio::time::timeout(PROBE_TIMEOUT, backlog).await {
-            Ok(Ok(backlog)) => ("up", Some(backlog)),
+        let (database, read) = match tokio::time::timeout(PROBE_TIMEOUT, backlog).await {
+            Ok(Ok(read)) => ("up", Some(read)),
             Ok(Err(error)) if Trouble::of(&error) == Trouble::Busy => ("busy", None),
             Ok(Err(_)) | Err(_) => ("down", None),
         };
+        let (outbox, instances) = read.map_or((None, Vec::new()), |(outbox, all)| (Some(outbox), all));
         let loops = self.kernel.health.statuses();
+        // The others by what they last said, this one by what is so now.
+        let others = instances.iter().filter(|instance| instance.id != self.me);
+        let everywhere = |name: &'static str| {
+            Overall::of(others.clone().filter_map(|other| other.loops.get(name)).chain(loops.get(name)))
+        };
+        let relay = everywhere(relay::NAME);
+        let names = self.topology.queues.iter().map(|binding| binding.consumer).chain([office::NAME]);
+        let consumers: BTreeMap<&'static str, Overall> = names.map(|name| (name, everywhere(name))).collect();
+        let missing = relay.is_amiss() || consumers.values().any(Overall::is_amiss);
         let now = self.kernel.db.clock().now();
         let troubled = loops.values().any(|status| status.is_troubled(now));
         let dead = outbox.is_some_and(|outbox| outbox.dead > 0);
@@ -144,7 +211,7 @@ impl Probes {
         HealthReport {
             status: match database {
                 "down" => "unavailable",
-                "up" if !troubled && !dead && broker.status == "up" => "ok",
+                "up" if !troubled && !dead && !missing && broker.status == "up" => "ok",
                 _ => "degraded",
             },
             version: env!("CARGO_PKG_VERSION"),
@@ -155,6 +222,9 @@ impl Probes {
                 dead: outbox.dead,
                 oldest_due_ms: outbox.oldest_due_ms,
             }),
+            relay,
+            consumers,
+            instances,
             loops,
         }
     }

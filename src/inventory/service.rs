@@ -56,6 +56,7 @@ pub async fn reserve_many(
     }));
     let mut reservations = Vec::new();
     let mut events = Vec::with_capacity(demands.len());
+    let mut told = Told::default();
     for (placed, demand) in &demands {
         match shelf.reserve(&placed.event.group_id, demand) {
             Decision::Reserved => {
@@ -68,9 +69,11 @@ pub async fn reserve_many(
                     lines: demand.lines().map(|(sku, quantity)| (sku.clone(), quantity)).collect(),
                 };
                 events.push(reserved_event(placed.event, &reservation, now));
+                told.push(placed, || format!("RESERVED {} as {}", placed.order.order_number, reservation.number));
                 reservations.push(reservation);
             }
             Decision::Failed { reason, shortages } => {
+                told.push(placed, || format!("REJECTED {}: {reason}", placed.order.order_number));
                 let failed = InventoryFailed { order_id: placed.order.order_id, reason, shortages };
                 let id = placed.order.order_id.to_string();
                 events.push(Event::new(FAILED, id, placed.event.begets(), now, &failed));
@@ -82,7 +85,28 @@ pub async fn reserve_many(
         reservations.sort_unstable_by(|a, b| (&a.group_id, a.order_id).cmp(&(&b.group_id, b.order_id)));
         store::hold(tx, &shelf.into_taken(), &reservations, now).await?;
     }
-    outbox::append_events(tx, &events).await
+    outbox::append_events(tx, &events).await?;
+    tx.after_commit(move || told.tell());
+    Ok(())
+}
+
+/// What the log is to say of orders once it is true: a line each that reads alone.
+#[derive(Default)]
+struct Told(Vec<(Uuid, Uuid, String, String)>);
+
+impl Told {
+    fn push(&mut self, placed: &Placed<'_>, line: impl FnOnce() -> String) {
+        if tracing::enabled!(tracing::Level::INFO) {
+            let event = placed.event;
+            self.0.push((placed.order.order_id, event.event_id, event.correlation_id.clone(), line()));
+        }
+    }
+
+    fn tell(self) {
+        for (order_id, event_id, correlation_id, line) in self.0 {
+            tracing::info!(order.id = %order_id, event.id = %event_id, correlation.id = correlation_id, "{line}");
+        }
+    }
 }
 
 fn reserved_event(cause: &Event, reservation: &NewReservation, now: Timestamp) -> Event {

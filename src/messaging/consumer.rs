@@ -25,9 +25,10 @@ use super::inbox::{self, Action, Arrival, Effect, Mark, Met, State};
 use super::outbox::{self, Entry};
 use super::transport::{Delivery, Subscription, Tag, TransportError, Way};
 use super::waiting::{self, Ran, Wait, Waking};
-use super::{Kernel, Outcome, Pace, Patience, Reaction};
+use super::{Kernel, Outcome, Pace, Patience, Reaction, tally};
 use crate::clock::{Timestamp, in_words, mint_id};
 use crate::db::{Trouble, Tx};
+use crate::trace::{KeyValue, Span, SpanKind, Traceparent};
 
 /// From this delivery on a message runs alone.
 const ALONE_FROM_DELIVERY: u32 = 3;
@@ -56,6 +57,8 @@ struct Item<F> {
     /// Set on a retry or redrive: how many attempts went before it.
     retry_after_attempts: Option<i32>,
     message: Message<F>,
+    /// Over once the item is dealt with.
+    _span: Span,
 }
 
 impl<F> Item<F> {
@@ -124,6 +127,8 @@ pub(super) struct Books {
     pub marks: Vec<Mark>,
     waits: Vec<Wait>,
     retries: Vec<Entry>,
+    /// New events that are simply done, whose inbox row says so already.
+    done_at_once: usize,
 }
 
 impl From<sqlx::Error> for Failure {
@@ -135,7 +140,9 @@ impl From<sqlx::Error> for Failure {
 /// Reads a delivery through the whole gate, as the consumer and the dead-letter office both do.
 pub fn read_delivery<R: Reaction>(delivery: &Delivery, bytes_max: usize) -> Result<Message<R::Fact>, Unreadable> {
     let label = Label { message_id: delivery.message_id.as_deref(), header_event_id: delivery.header("x-event-id") };
-    event::read(delivery.body.clone(), label, bytes_max, R::KEYS, R::decode)
+    let mut message = event::read(delivery.body.clone(), label, bytes_max, R::KEYS, R::decode)?;
+    message.event.traceparent = delivery.header(outbox::TRACEPARENT).and_then(Traceparent::parse);
+    Ok(message)
 }
 
 impl<R: Reaction> Consumer<R> {
@@ -255,6 +262,7 @@ impl<R: Reaction> Consumer<R> {
             return Ok((0, Vec::new()));
         }
         let tags: Vec<Tag> = deliveries.iter().map(|delivery| delivery.tag).collect();
+        let started = Instant::now();
         let settled = {
             let work = self.work_off(deliveries);
             tokio::select! {
@@ -263,8 +271,12 @@ impl<R: Reaction> Consumer<R> {
             }
         };
         match settled {
-            Ok(settled) => Ok((count, self.settle(subscription, settled).await?)),
+            Ok(settled) => {
+                self.kernel.db.metrics().observe_handling(R::NAME, started.elapsed());
+                Ok((count, self.settle(subscription, settled).await?))
+            }
             Err(error) => {
+                self.kernel.db.metrics().db_busy.inc();
                 // Put it back at once rather than let the lease run out; what was committed of it is a duplicate then.
                 // Nothing is to come to this subscription again, least of all what goes back.
                 subscription.wind_down().await;
@@ -290,15 +302,19 @@ impl<R: Reaction> Consumer<R> {
                         "DEAD LETTER {}: {unreadable}",
                         R::NAME,
                     );
+                    tally::rejected(self.kernel.db.metrics(), R::NAME, unreadable.code.into());
                     settled.push((delivery.tag, Settle::Reject));
                 }
-                Ok(message) => {
+                Ok(mut message) => {
+                    let span = begin_span::<R>(&message, &self.queue);
+                    message.event.traceparent = span.carried();
                     let attempts = delivery.headers.get(outbox::X_ATTEMPTS).and_then(serde_json::Value::as_i64);
                     let item = Item {
                         tag: delivery.tag,
                         deliveries: delivery.deliveries,
                         retry_after_attempts: attempts.and_then(|attempts| i32::try_from(attempts).ok()),
                         message,
+                        _span: span,
                     };
                     let road = if item.deliveries >= ALONE_FROM_DELIVERY { &mut alone } else { &mut together };
                     road.push(item);
@@ -348,7 +364,10 @@ impl<R: Reaction> Consumer<R> {
         let mut reruns = 0;
         loop {
             match self.attempt(items, waking).await {
-                Err(failure) if reruns < failure.reruns_worth() => reruns += 1,
+                Err(failure) if reruns < failure.reruns_worth() => {
+                    self.kernel.db.metrics().db_serialization_retries.inc();
+                    reruns += 1;
+                }
                 ended => return ended,
             }
         }
@@ -369,6 +388,7 @@ impl<R: Reaction> Consumer<R> {
         settled.extend(decided);
         if !plan.duplicates.is_empty() {
             inbox::count_duplicates(&mut tx, R::NAME, &plan.duplicates).await?;
+            tally::duplicates_on_commit(&mut tx, R::NAME, plan.duplicates);
         }
         let woken = self.wake(&mut tx, batch.iter().copied().zip(&outcomes), waking).await?;
         self.kernel.faults.reach("consumer.before_commit", R::NAME);
@@ -472,7 +492,10 @@ impl<R: Reaction> Consumer<R> {
         for ((index, met), outcome) in run.iter().zip(outcomes) {
             let item = &items[*index];
             let settle = match (met, outcome) {
-                (None, Outcome::Done) => Settle::Ack,
+                (None, Outcome::Done) => {
+                    books.done_at_once += 1;
+                    Settle::Ack
+                }
                 (met, outcome) => {
                     let attempts = met.as_ref().map_or(0, |met| met.attempts);
                     self.book(&item.message, attempts, outcome, &mut books)
@@ -485,6 +508,7 @@ impl<R: Reaction> Consumer<R> {
     }
 
     pub(super) async fn write_books(&self, tx: &mut Tx, books: &Books) -> sqlx::Result<()> {
+        tally::on_commit(tx, R::NAME, books.done_at_once, &books.marks, books.waits.len());
         if !books.marks.is_empty() {
             let now = tx.now();
             inbox::mark_many(tx, R::NAME, &books.marks, now).await?;
@@ -633,6 +657,23 @@ impl Plan {
         self.duplicates.push(event_id);
         self.settled.push((tag, Settle::Ack));
     }
+}
+
+/// The span of handling one message, in the words of OpenTelemetry's conventions.
+fn begin_span<R: Reaction>(message: &Message<R::Fact>, queue: &str) -> Span {
+    Span::begin(message.event.traceparent, SpanKind::Consumer, || {
+        let attributes = vec![
+            KeyValue::new("messaging.system", "stockade"),
+            KeyValue::new("messaging.operation.type", "process"),
+            KeyValue::new("messaging.operation.name", "process"),
+            KeyValue::new("messaging.destination.name", queue.to_owned()),
+            KeyValue::new("messaging.consumer.group.name", R::NAME),
+            KeyValue::new("messaging.message.id", message.event.event_id.to_string()),
+            KeyValue::new("messaging.message.conversation_id", message.event.correlation_id.clone()),
+            KeyValue::new("messaging.rabbitmq.destination.routing_key", message.key.clone()),
+        ];
+        (format!("process {} {}", R::NAME, message.key).into(), attributes)
+    })
 }
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {

@@ -13,6 +13,7 @@ use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 use crate::clock::{Timestamp, mint_id};
+use crate::trace::Traceparent;
 
 /// Deeper nesting than any of our payloads needs, well below what would trouble a parser.
 const DEPTH_MAX: usize = 64;
@@ -38,6 +39,9 @@ pub struct Event {
     #[serde(default)]
     pub causation_id: Option<Uuid>,
     pub payload: Box<RawValue>,
+    /// The trace it belongs to. Beside the envelope: it travels in the message's headers.
+    #[serde(skip)]
+    pub traceparent: Option<Traceparent>,
 }
 
 /// Who an event is about and what brought it about: everything of the envelope but the fact itself.
@@ -47,6 +51,7 @@ pub struct Origin {
     pub subsidiary_id: Option<String>,
     pub correlation_id: String,
     pub causation_id: Option<Uuid>,
+    pub traceparent: Option<Traceparent>,
 }
 
 impl Event {
@@ -69,6 +74,7 @@ impl Event {
             subsidiary_id: origin.subsidiary_id,
             correlation_id: origin.correlation_id,
             causation_id: origin.causation_id,
+            traceparent: origin.traceparent,
             payload: serde_json::value::to_raw_value(payload).expect("payloads are plain data with string keys"),
         }
     }
@@ -89,6 +95,7 @@ impl Event {
             subsidiary_id: self.subsidiary_id.clone(),
             correlation_id: self.correlation_id.clone(),
             causation_id: Some(self.event_id),
+            traceparent: self.traceparent,
         }
     }
 }
@@ -263,8 +270,13 @@ mod tests {
     const LIMIT: usize = 4096;
 
     fn sample() -> Event {
-        let origin =
-            Origin { group_id: "g".into(), subsidiary_id: None, correlation_id: "c".into(), causation_id: None };
+        let origin = Origin {
+            group_id: "g".into(),
+            subsidiary_id: None,
+            correlation_id: "c".into(),
+            causation_id: None,
+            traceparent: None,
+        };
         Event::new("order.placed", "a".into(), origin, Timestamp::from_millis(0), &serde_json::json!({"n": 1}))
     }
 

@@ -8,7 +8,7 @@ use tokio::sync::watch;
 
 use crate::clock::Timestamp;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, utoipa::ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LoopState {
     Starting,
@@ -20,7 +20,7 @@ pub enum LoopState {
     Stopped,
 }
 
-#[derive(Debug, Clone, serde::Serialize, utoipa::ToSchema)]
+#[derive(Debug, Clone, serde::Serialize, serde::Deserialize, utoipa::ToSchema)]
 pub struct LoopStatus {
     pub state: LoopState,
     /// When it last did its work or saw that there was none.

@@ -31,6 +31,7 @@ pub mod event;
 pub mod faults;
 pub mod health;
 pub mod inbox;
+pub mod instances;
 pub mod jobs;
 pub mod mending;
 pub mod office;
@@ -39,6 +40,7 @@ pub mod pause;
 pub mod relay;
 pub mod retention;
 pub mod retry;
+mod tally;
 pub mod transport;
 pub mod waiting;
 

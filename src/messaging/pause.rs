@@ -46,6 +46,11 @@ impl Pauses {
         self.names.borrow().contains(name)
     }
 
+    /// Who is to rest.
+    pub fn names(&self) -> BTreeSet<String> {
+        self.names.borrow().clone()
+    }
+
     /// Follows the rows until cancelled. While the database is away, the last known rows stand.
     pub async fn follow(self) {
         let mut bell = self.db.wakes().bell(BELL);

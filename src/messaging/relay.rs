@@ -7,6 +7,7 @@
 //!
 //! Several relays may run: a claimed row is skipped by the others until its lease ends.
 
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::health::{LoopState, Pulse};
@@ -93,15 +94,20 @@ impl Relay {
 
     /// The table queue's road: from outbox to queues in one transaction.
     async fn hand_on(&self) -> sqlx::Result<i64> {
+        let started = Instant::now();
         let mut tx = self.kernel.db.begin_relaxed().await?;
         let rows = table::publish_due(&mut tx, i64::from(self.kernel.tuning.outbox_batch)).await?;
         self.kernel.faults.reach("relay.before_mark", NAME);
         tx.commit().await?;
+        if rows > 0 {
+            self.kernel.db.metrics().outbox_publish.observe(started.elapsed().as_secs_f64());
+        }
         Ok(rows)
     }
 
     /// A broker's road: claim, publish, settle.
     async fn publish(&self, broker: &Transport) -> sqlx::Result<i64> {
+        let started = Instant::now();
         let claimed_by = mint_id();
         let mut tx = self.kernel.db.begin_relaxed().await?;
         let (limit, now) = (i64::from(self.kernel.tuning.outbox_batch), tx.now());
@@ -111,6 +117,7 @@ impl Relay {
             return Ok(0);
         }
         let verdicts = broker.publish(&claimed).await;
+        self.kernel.db.metrics().outbox_publish.observe(started.elapsed().as_secs_f64());
         self.kernel.faults.reach("relay.before_mark", NAME);
         let settlements: Vec<Settlement> =
             claimed.iter().zip(verdicts).map(|(row, verdict)| self.settlement(row, verdict)).collect();
@@ -123,11 +130,19 @@ impl Relay {
         Ok(i64::try_from(answered.count()).unwrap_or(i64::MAX))
     }
 
+    fn failed(&self, reason: &'static str) {
+        self.kernel.db.metrics().outbox_publish_failures.get_or_create(&[("reason", reason)]).inc();
+    }
+
     fn settlement(&self, row: &Claimed, verdict: Verdict) -> Settlement {
         match verdict {
             Verdict::Accepted => Settlement::Published(row.id),
-            Verdict::Unknown => Settlement::Released(row.id),
+            Verdict::Unknown => {
+                self.failed("unanswered");
+                Settlement::Released(row.id)
+            }
             Verdict::Refused(error) => {
+                self.failed("refused");
                 let attempts = u32::try_from(row.attempts).unwrap_or(0) + 1;
                 tracing::warn!(%error, outbox.id = %row.id, attempts, "the broker refused {}", row.routing_key());
                 Settlement::Failed { id: row.id, retry_after: self.kernel.tuning.outbox_backoff.delay(attempts), error }

@@ -1,18 +1,22 @@
-//! The operator's API: queues and consumers, inbox, outbox, dead letters, redrives and replays, who did what, and the
-//! fault lab.
+//! The operator's API: queues and consumers, inbox, outbox, dead letters, redrives and replays, timeline, audit, metrics,
+//! who did what, and the fault lab.
 
 pub mod actions;
+pub mod audit;
 pub mod dead_letters;
 pub mod inbox;
 mod jobs;
 pub mod lab;
+pub mod metrics;
 pub mod outbox;
 pub mod queues;
 pub mod redrives;
 pub mod replays;
+pub mod timeline;
 
 use std::sync::Arc;
 
+use audit::Audits;
 use utoipa_axum::router::OpenApiRouter;
 
 use crate::messaging::Kernel;
@@ -22,6 +26,7 @@ use crate::messaging::transport::Topology;
 pub struct Operations {
     pub kernel: Kernel,
     pub topology: Arc<Topology>,
+    pub audits: Audits,
 }
 
 pub fn routes() -> OpenApiRouter<Operations> {
@@ -33,4 +38,6 @@ pub fn routes() -> OpenApiRouter<Operations> {
         .merge(redrives::routes())
         .merge(replays::routes())
         .merge(actions::routes())
+        .merge(timeline::routes())
+        .merge(audit::routes())
 }

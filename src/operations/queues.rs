@@ -32,22 +32,22 @@ pub fn routes() -> OpenApiRouter<Operations> {
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct Queue {
     #[schema(example = "stockade.inventory")]
-    name: String,
+    pub(super) name: String,
     /// Messages ready to be taken.
-    depth: i64,
+    pub(super) depth: i64,
     /// Messages taken and not settled yet; null where the transport cannot know.
-    in_flight: Option<i64>,
+    pub(super) in_flight: Option<i64>,
     /// Live consumers on this queue, over all instances.
-    consumers: Option<i64>,
-    paused: bool,
+    pub(super) consumers: Option<i64>,
+    pub(super) paused: bool,
     /// Rejected messages that the dead-letter office has not filed yet.
-    dlq_depth: i64,
+    pub(super) dlq_depth: i64,
     /// Open dead letters.
-    dead_letters: i64,
+    pub(super) dead_letters: i64,
     /// Age of the oldest message; null on an empty queue.
-    oldest_age_ms: Option<i64>,
+    pub(super) oldest_age_ms: Option<i64>,
     /// True while these are the last known values of a broker that cannot be reached.
-    stale: bool,
+    pub(super) stale: bool,
 }
 
 /// List queues with their depths.
@@ -121,7 +121,7 @@ impl Operations {
         self.binding(&name).map_or(name, |binding| binding.queue.clone())
     }
 
-    async fn look_at(&self, bindings: &[&Binding]) -> Result<Vec<Queue>, Problem> {
+    pub(super) async fn look_at(&self, bindings: &[&Binding]) -> Result<Vec<Queue>, Problem> {
         let names: Vec<String> =
             bindings.iter().flat_map(|binding| [binding.queue.clone(), dlq_of(&binding.queue)]).collect();
         let depths: HashMap<String, Depth> =

@@ -122,6 +122,7 @@ impl Clerk {
                     // A database in trouble is nobody's fault in particular, and halving would only knock more often.
                     let (trouble, cause) = (Trouble::of(&error), error.to_string());
                     if trouble.is_passing() {
+                        self.db.metrics().db_busy.inc();
                         self.pulse.troubled(cause.clone(), self.db.clock().now());
                     }
                     for waiting in group {
@@ -138,7 +139,10 @@ impl Clerk {
         let mut reruns = 0;
         loop {
             match self.handle_once(tx?, group).await {
-                Err(error) if reruns < RERUNS_MAX && worth_a_rerun(&error) => reruns += 1,
+                Err(error) if reruns < RERUNS_MAX && worth_a_rerun(&error) => {
+                    self.db.metrics().db_serialization_retries.inc();
+                    reruns += 1;
+                }
                 ended => return ended,
             }
             tx = self.db.begin().await;

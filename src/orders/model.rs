@@ -5,6 +5,7 @@ use uuid::Uuid;
 use super::error::OrderError;
 use super::events::{Amount, Currency, Customer, Item, OrderPlaced};
 use crate::clock::{Timestamp, mint_id};
+use crate::trace::Traceparent;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OrderId(pub Uuid);
@@ -107,6 +108,7 @@ pub struct Placing {
     pub group_id: String,
     pub subsidiary_id: Option<String>,
     pub correlation_id: String,
+    pub traceparent: Option<Traceparent>,
 }
 
 impl Order {

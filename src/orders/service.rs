@@ -13,6 +13,7 @@ use crate::clock::Timestamp;
 use crate::db::Tx;
 use crate::messaging::{Event, Origin, outbox};
 use crate::numbers::Numbers;
+use crate::trace::Traceparent;
 
 /// The bell that rings when orders change state.
 pub const BELL: &str = "orders";
@@ -53,18 +54,20 @@ pub async fn place_many(tx: &mut Tx, submissions: &[&Submission], numbers: &Numb
         submissions.iter().map(|s| Order::place(&s.request, &s.placing, numbers.mint(), now)).collect();
     let earlier = claim_keys(tx, submissions, &drafts).await?;
     let mut orders = Vec::with_capacity(drafts.len());
+    let mut events = Vec::with_capacity(drafts.len());
     let placed = drafts
         .into_iter()
         .zip(earlier)
-        .map(|(draft, earlier)| {
+        .zip(submissions)
+        .map(|((draft, earlier), submission)| {
             earlier.unwrap_or_else(|| {
+                events.push(placed_event(&draft, submission.placing.traceparent));
                 orders.push(draft.clone());
                 Placed::New(draft)
             })
         })
         .collect();
     if !orders.is_empty() {
-        let events: Vec<Event> = orders.iter().map(placed_event).collect();
         store::insert_many(tx, &orders).await?;
         outbox::append_events(tx, &events).await?;
     }
@@ -114,12 +117,13 @@ fn prefix_of(fingerprint: &[u8; 32]) -> String {
     fingerprint[..4].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn placed_event(order: &Order) -> Event {
+fn placed_event(order: &Order, traceparent: Option<Traceparent>) -> Event {
     let origin = Origin {
         group_id: order.group_id.clone(),
         subsidiary_id: order.subsidiary_id.clone(),
         correlation_id: order.correlation_id.clone(),
         causation_id: None,
+        traceparent,
     };
     Event::new(PLACED, order.id.0.to_string(), origin, order.created_at, &order.placed())
 }
@@ -143,6 +147,7 @@ pub async fn answer_many(
     let now = tx.now();
     let moved = store::answer_many(tx, answers, hold, now).await?;
     tx.ring_on_commit(BELL);
+    time_on_commit(tx, answers);
     if moved == answers.len() as u64 {
         return Ok(HashMap::new());
     }
@@ -170,6 +175,7 @@ pub struct StepRequest {
     pub order_id: OrderId,
     pub step: Step,
     pub key: Option<IdempotencyKey>,
+    pub traceparent: Option<Traceparent>,
 }
 
 impl StepRequest {
@@ -243,7 +249,7 @@ pub async fn step_many(tx: &mut Tx, requests: &[&StepRequest]) -> sqlx::Result<V
                 let reason = request.step.reason();
                 let from = taken.get(&(group_id, id)).map_or(standing.status, |earlier: &Taken<'_>| earlier.from);
                 taken.insert((group_id, id), Taken { group_id, id, from, to, reason });
-                events.push(step_event(standing, &request.step, now));
+                events.push(step_event(standing, &request.step, request.traceparent, now));
                 standing.status = to;
                 if let Some(key) = key {
                     used.insert(key.scope(), key.fingerprint);
@@ -269,19 +275,21 @@ pub async fn expire_many(tx: &mut Tx, limit: i64) -> sqlx::Result<usize> {
     let now = tx.now();
     let expired = store::expire_many(tx, limit, Step::Expire.reason(), now).await?;
     if !expired.is_empty() {
-        let events: Vec<Event> = expired.iter().map(|standing| step_event(standing, &Step::Expire, now)).collect();
+        let events: Vec<Event> =
+            expired.iter().map(|standing| step_event(standing, &Step::Expire, None, now)).collect();
         outbox::append_events(tx, &events).await?;
         tx.ring_on_commit(BELL);
     }
     Ok(expired.len())
 }
 
-fn step_event(order: &Standing, step: &Step, now: Timestamp) -> Event {
+fn step_event(order: &Standing, step: &Step, traceparent: Option<Traceparent>, now: Timestamp) -> Event {
     let origin = Origin {
         group_id: order.group_id.clone(),
         subsidiary_id: order.subsidiary_id.clone(),
         correlation_id: order.correlation_id.clone(),
         causation_id: None,
+        traceparent,
     };
     let (order_id, about) = (order.id.0, order.id.0.to_string());
     let moved = OrderMoved { order_id, reason: step.reason().map(str::to_owned) };
@@ -295,6 +303,19 @@ fn step_event(order: &Standing, step: &Step, now: Timestamp) -> Event {
         Step::Expire => Event::new(EXPIRED, about, origin, now, &moved),
         Step::Fulfil => Event::new(FULFILLED, about, origin, now, &moved),
     }
+}
+
+/// Times answered orders from their placing, which their ids tell: they are minted with the order.
+fn time_on_commit(tx: &mut Tx, answers: &[Answer]) {
+    let placed_at = |answer: &Answer| Some(answer.order_id.0.get_timestamp()?.to_unix());
+    let took: Vec<f64> = answers
+        .iter()
+        .filter_map(placed_at)
+        .map(|(seconds, nanos)| Timestamp::from_millis((seconds * 1000 + u64::from(nanos) / 1_000_000).cast_signed()))
+        .map(|placed_at| tx.now().since(placed_at).as_secs_f64())
+        .collect();
+    let metrics = tx.metrics().clone();
+    tx.after_commit(move || took.into_iter().for_each(|took| metrics.orders_end_to_end.observe(took)));
 }
 
 /// Finds an order by its uuid or its number.

@@ -84,6 +84,7 @@ impl Life {
                 subsidiary_id: None,
                 correlation_id: id.to_string(),
                 causation_id: None,
+                traceparent: None,
             };
             Event::new(key, id.to_string(), origin, Timestamp::from_millis(1_800_000_000_000), &payload)
         };
@@ -152,6 +153,7 @@ impl Instance {
                 subsidiary_id: None,
                 correlation_id: "stock".to_owned(),
                 causation_id: None,
+                traceparent: None,
             };
             let change = stockade::inventory::service::Change::Set(STOCK);
             let sku = sku.to_owned().try_into().unwrap();

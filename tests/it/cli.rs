@@ -178,3 +178,59 @@ async fn healthcheck_tells_a_server_that_is_not_ready_from_one_that_is_none() {
     let (code, _, talk) = healthcheck(&["--listen", &silent, "--timeout", "100ms"], &[]).await;
     assert_eq!(code, Some(6), "{talk}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn queues_show_how_full_they_are_once_or_again_and_again() {
+    let db = TestDb::new(Engine::Sqlite).await;
+    let server = Server::start(&db, &[]);
+    server.tell("/v1/consumers/inventory/pause", &json!({})).await;
+    server.place("a", &[("WIDGET-A", 1)]).await;
+    let folder = tempfile::tempdir().unwrap();
+    let shown = output(folder.path(), &["queues", "--url", &server.url]);
+    assert!(shown.status.success(), "{shown:?}");
+    let text = String::from_utf8(shown.stdout).unwrap();
+    let line = text.lines().find(|line| line.starts_with("stockade.inventory ")).unwrap();
+    assert_eq!(line.split_whitespace().nth(1), Some("1"), "{text}");
+    assert!(line.ends_with("paused"), "{text}");
+    let watched = output(
+        folder.path(),
+        &["queues", "--url", &server.url, "--watch", "--every", "10ms", "--times", "3", "--json"],
+    );
+    let looks: Vec<Value> =
+        String::from_utf8(watched.stdout).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(looks.len(), 3);
+    assert!(looks.iter().all(|look| look["queues"].as_array().unwrap().iter().any(|queue| queue["depth"] == 1)));
+    assert!(server.terminate().await);
+}
+
+async fn findings(db: &TestDb, more: &[&str]) -> (Option<i32>, Vec<Value>) {
+    let folder = tempfile::tempdir().unwrap();
+    let args = [&["doctor", "--json", "--database-url", &db.url], more].concat();
+    let told = output(folder.path(), &args);
+    let findings = serde_json::from_slice(&told.stdout).unwrap_or_else(|error| panic!("{error}: {told:?}"));
+    (told.status.code(), findings)
+}
+
+async fn the_doctor_looks_at_everything_a_server_stands_on(db: TestDb) {
+    let server = Server::start(&db, &[]);
+    let listen = server.url.strip_prefix("http://").unwrap().to_owned();
+    let (code, found) = findings(&db, &["--listen", &listen]).await;
+    assert_eq!(code, Some(0), "{found:#?}");
+    let about = |what: &str| found.iter().find(|finding| finding["what"] == what).unwrap()["detail"].as_str().unwrap();
+    for what in ["version", "settings", "database", "schema", "clock", "broker", "server"] {
+        assert!(!about(what).is_empty(), "{what}");
+    }
+    assert_eq!(about("schema"), "at this version's");
+    assert!(about("server").contains("1 instances"), "{}", about("server"));
+    if db.url.starts_with("sqlite:") {
+        assert_eq!(about("journal_mode"), "wal");
+        assert!(about("disk").contains("free"));
+    } else {
+        assert_eq!(about("fsync"), "on");
+    }
+    assert!(server.terminate().await);
+    let (code, found) = findings(&db, &["--listen", "0.0.0.0:1"]).await;
+    assert_eq!(code, Some(1), "settings that a server would refuse: {found:#?}");
+}
+
+crate::support::each_database!(the_doctor_looks_at_everything_a_server_stands_on);

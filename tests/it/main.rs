@@ -2,6 +2,7 @@
 
 mod architecture;
 mod arrival;
+mod audit;
 mod bench;
 mod chaos;
 mod cli;
@@ -10,6 +11,7 @@ mod consumers;
 mod crashes;
 mod dead_letters;
 mod demos;
+mod deploy;
 mod http;
 mod idempotency;
 mod inbox;
@@ -24,5 +26,6 @@ mod retention;
 mod smoke;
 mod stores;
 mod support;
+mod tracing;
 mod transports;
 mod waiting;

@@ -176,7 +176,7 @@ async fn a_refusal_counts_waits_and_in_the_end_is_dead(db: TestDb) {
     assert_eq!((row.status.as_str(), row.attempts), ("dead", 2));
     rig.advance(AGES).await;
     assert!(claim(&rig, by, 1).await.is_empty(), "dead is for good");
-    assert_eq!(backlog(&rig).await, Backlog { pending: 0, dead: 1, oldest_due_ms: None });
+    assert_eq!(backlog(&rig).await, Backlog { pending: 0, dead: 1, attempts_max: 0, oldest_due_ms: None });
 }
 
 async fn a_released_row_is_due_at_once_and_counts_nothing(db: TestDb) {
@@ -193,7 +193,7 @@ async fn a_released_row_is_due_at_once_and_counts_nothing(db: TestDb) {
 
 async fn the_backlog_says_how_much_waits_and_since_when(db: TestDb) {
     let rig = Rig::new(&db).await;
-    assert_eq!(backlog(&rig).await, Backlog { pending: 0, dead: 0, oldest_due_ms: None });
+    assert_eq!(backlog(&rig).await, Backlog { pending: 0, dead: 0, attempts_max: 0, oldest_due_ms: None });
     rig.tell(&many("note", 2)).await;
     append(&rig, Entry { delay: AGES * 10, id: mint_id(), ..Entry::from(&told("note")) }).await;
     rig.advance(Duration::from_secs(30)).await;

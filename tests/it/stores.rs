@@ -187,7 +187,7 @@ async fn holds_end_in_their_time_and_only_of_orders_still_reserved(db: TestDb) {
     ];
     let mut tx = rig.db.begin().await.unwrap();
     for (order, step) in placed.iter().zip(steps) {
-        let request = StepRequest { group_id: "g".into(), order_id: order.id, step, key: None };
+        let request = StepRequest { group_id: "g".into(), order_id: order.id, step, key: None, traceparent: None };
         assert_eq!(service::step_many(&mut tx, &[&request]).await.unwrap(), [Stepped::Done]);
     }
     tx.commit().await.unwrap();
@@ -684,7 +684,12 @@ fn item(name: &str, quantity: i64, price: i64) -> Item {
 }
 
 fn placing(group_id: &str) -> Placing {
-    Placing { group_id: group_id.into(), subsidiary_id: Some("s".into()), correlation_id: "c".into() }
+    Placing {
+        group_id: group_id.into(),
+        subsidiary_id: Some("s".into()),
+        correlation_id: "c".into(),
+        traceparent: None,
+    }
 }
 
 fn order(group: &str, customer: &str, number: u32, lines: &[(&str, i64, i64)]) -> Order {

@@ -205,6 +205,7 @@ fn about(id: &str, group_id: &str, key: &'static str) -> Event {
         subsidiary_id: None,
         correlation_id: mint_id().to_string(),
         causation_id: None,
+        traceparent: None,
     };
     Event::new(key, id.to_owned(), origin, Timestamp::from_millis(1_800_000_000_000), &json!({}))
 }

@@ -310,3 +310,15 @@ pub async fn count_open(tx: &mut Tx) -> sqlx::Result<Vec<(String, i64)>> {
             .await
     })
 }
+
+/// Open letters per consumer and reason.
+pub async fn count_by_reason(tx: &mut Tx) -> sqlx::Result<Vec<(String, String, i64)>> {
+    crate::on!(tx, c => {
+        sqlx::query_as(
+            "SELECT consumer, reason, count(*) FROM messaging_dead_letters WHERE state = 'open'
+             GROUP BY consumer, reason",
+        )
+        .fetch_all(c)
+        .await
+    })
+}

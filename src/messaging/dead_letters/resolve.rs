@@ -15,6 +15,7 @@ use crate::db::Tx;
 use crate::messaging::event::{self, Event, Label, routing_key};
 use crate::messaging::inbox::{self, State};
 use crate::messaging::outbox::{self, Entry, Kind};
+use crate::trace::Traceparent;
 
 /// What a redrive did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,6 +91,7 @@ fn entry(letter: &Letter, event: Option<&Event>) -> Entry {
         id,
         kind: Kind::Redrive,
         body: letter.body.clone(),
+        traceparent: headers.get(outbox::TRACEPARENT).and_then(Value::as_str).and_then(Traceparent::parse),
         headers: Value::Object(headers).to_string(),
         target: row.queue.clone(),
         ..match event {
@@ -117,6 +119,7 @@ fn unreadable_entry(id: Uuid, row: &LetterRow) -> Entry {
         delay: Duration::ZERO,
         correlation_id: row.correlation_id.clone().unwrap_or_default(),
         causation_id: None,
+        traceparent: None,
         target: String::new(),
     }
 }

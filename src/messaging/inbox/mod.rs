@@ -230,6 +230,38 @@ fn hash_from_column(bytes: &[u8]) -> sqlx::Result<BodyHash> {
     bytes.try_into().map_err(|_| sqlx::Error::Decode("a body hash must have 32 bytes".into()))
 }
 
+/// How many rows of a consumer are in a state, and the highest version (fencing token) among them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Count {
+    pub consumer: String,
+    pub state: String,
+    pub rows: i64,
+    pub version_max: i64,
+}
+
+/// Counts what is not processed: few rows, found by their index.
+pub async fn count_unsettled(tx: &mut Tx) -> sqlx::Result<Vec<Count>> {
+    let counts: Vec<(String, String, i64, i64)> = crate::on!(tx, c => {
+        sqlx::query_as(
+            "SELECT consumer, state, count(*), CAST(max(version) AS bigint) FROM messaging_inbox
+             WHERE state <> 'processed' GROUP BY consumer, state",
+        )
+        .fetch_all(c)
+        .await
+    })?;
+    let count = |(consumer, state, rows, version_max)| Count { consumer, state, rows, version_max };
+    Ok(counts.into_iter().map(count).collect())
+}
+
+/// Counts what is processed, which takes the longer the more there is.
+pub async fn count_processed(tx: &mut Tx) -> sqlx::Result<Vec<(String, i64)>> {
+    crate::on!(tx, c => {
+        sqlx::query_as("SELECT consumer, count(*) FROM messaging_inbox WHERE state = 'processed' GROUP BY consumer")
+            .fetch_all(c)
+            .await
+    })
+}
+
 /// A row as operators see it.
 #[derive(Debug, Clone, serde::Serialize, utoipa::ToSchema)]
 pub struct InboxRow {

@@ -144,6 +144,8 @@ fn entry(columns: Columns, target: &str) -> Entry {
         delay: std::time::Duration::ZERO,
         correlation_id,
         causation_id,
+        // The headers carry the trace on.
+        traceparent: None,
         target: target.to_owned(),
     }
 }

@@ -15,12 +15,16 @@ use super::event::{Event, routing_key};
 use super::transport::table::bell_of;
 use crate::clock::{Timestamp, millis, mint_id};
 use crate::db::{Filter, Tx, dialects, fetch_page};
+use crate::trace::Traceparent;
 
 /// The bell that rings when rows are due.
 pub const BELL: &str = "outbox";
 
 /// The header that tells how many attempts at an event went before this message.
 pub const X_ATTEMPTS: &str = "x-attempts";
+
+/// The header that carries the trace a message belongs to.
+pub const TRACEPARENT: &str = "traceparent";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -58,6 +62,7 @@ pub struct Entry {
     pub delay: Duration,
     pub correlation_id: String,
     pub causation_id: Option<Uuid>,
+    pub traceparent: Option<Traceparent>,
     /// Empty: to the exchange under the routing key; else straight to that queue.
     pub target: String,
 }
@@ -74,10 +79,11 @@ impl From<&Event> for Entry {
             aggregate_id: event.aggregate_id.clone(),
             event_type: event.event_type.clone().into_owned(),
             body: event.to_body(),
-            headers: "{}".to_owned(),
+            headers: headers_of(event.traceparent, None),
             delay: Duration::ZERO,
             correlation_id: event.correlation_id.clone(),
             causation_id: event.causation_id,
+            traceparent: event.traceparent,
             target: String::new(),
         }
     }
@@ -90,7 +96,7 @@ impl Entry {
             id: mint_id(),
             kind: Kind::Retry,
             body: body.to_vec(),
-            headers: serde_json::json!({ X_ATTEMPTS: attempts }).to_string(),
+            headers: headers_of(event.traceparent, Some(attempts)),
             delay,
             target: queue.to_owned(),
             ..Self::from(event)
@@ -98,10 +104,45 @@ impl Entry {
     }
 }
 
+/// Headers as a JSON object; what is in them needs no escaping.
+fn headers_of(traceparent: Option<Traceparent>, attempts: Option<i32>) -> String {
+    match (traceparent, attempts) {
+        (None, None) => "{}".to_owned(),
+        (Some(traceparent), None) => format!(r#"{{"{TRACEPARENT}":"{traceparent}"}}"#),
+        (None, Some(attempts)) => format!(r#"{{"{X_ATTEMPTS}":{attempts}}}"#),
+        (Some(traceparent), Some(attempts)) => {
+            format!(r#"{{"{TRACEPARENT}":"{traceparent}","{X_ATTEMPTS}":{attempts}}}"#)
+        }
+    }
+}
+
 /// Adds facts to be published once this transaction commits.
 pub async fn append_events(tx: &mut Tx, events: &[Event]) -> sqlx::Result<()> {
     let entries: Vec<Entry> = events.iter().map(Entry::from).collect();
-    append_many(tx, &entries).await
+    append_many(tx, &entries).await?;
+    count_on_commit(tx, events);
+    Ok(())
+}
+
+/// A batch has few types, so that a look through the list is the quickest way to sum them up.
+fn count_on_commit(tx: &mut Tx, events: &[Event]) {
+    let mut counts: Vec<(&Event, u64)> = Vec::new();
+    for event in events {
+        let alike = |(known, _): &&mut (&Event, u64)| {
+            known.event_type == event.event_type && known.aggregate_type == event.aggregate_type
+        };
+        match counts.iter_mut().find(alike) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((event, 1)),
+        }
+    }
+    let counts: Vec<(String, u64)> = counts.into_iter().map(|(event, count)| (event.routing_key(), count)).collect();
+    let metrics = tx.metrics().clone();
+    tx.after_commit(move || {
+        for (key, count) in counts {
+            metrics.events.get_or_create(&[("event_type", key)]).inc_by(count);
+        }
+    });
 }
 
 /// Adds rows, and has the relay woken when this transaction commits. Where the queues are tables of this database,
@@ -167,10 +208,11 @@ pub async fn list_unmet(
             aggregate_id,
             event_type,
             body,
-            headers: "{}".to_owned(),
+            headers: headers_of(None, None),
             delay: Duration::ZERO,
             correlation_id,
             causation_id,
+            traceparent: None,
             target: queue.to_owned(),
         };
         (found_in, entry)
@@ -239,6 +281,8 @@ dialects! {
 pub struct Backlog {
     pub pending: i64,
     pub dead: i64,
+    /// The most refusals that a row still to go out has met.
+    pub attempts_max: i32,
     pub oldest_due_ms: Option<i64>,
 }
 

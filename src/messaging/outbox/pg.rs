@@ -33,14 +33,15 @@ pub async fn insert_handed_on(c: &mut PgConnection, entries: &[Entry], now: Time
 /// Takes the entries' columns, the moment, and the status.
 const INSERT: &str =
     "INSERT INTO messaging_outbox (id, event_id, kind, group_id, subsidiary_id, aggregate_type, aggregate_id,
-         event_type, body, headers, status, available_at, created_at, correlation_id, causation_id, target, published_at)
+         event_type, body, headers, status, available_at, created_at, correlation_id, causation_id, target, traceparent,
+         published_at)
      SELECT id, event_id, kind, group_id, subsidiary_id, aggregate_type, aggregate_id, event_type, body,
-         headers, $16::text, now() + delay_ms * interval '1 ms', $14, correlation_id, causation_id, target,
-         CASE $16::text WHEN 'published' THEN $14::timestamptz END
+         headers, $17::text, now() + delay_ms * interval '1 ms', $14, correlation_id, causation_id, target, traceparent,
+         CASE $17::text WHEN 'published' THEN $14::timestamptz END
      FROM UNNEST($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[],
-         $8::text[], $9::bytea[], $10::text[], $11::bigint[], $12::text[], $13::uuid[], $15::text[])
+         $8::text[], $9::bytea[], $10::text[], $11::bigint[], $12::text[], $13::uuid[], $15::text[], $16::text[])
          AS row(id, event_id, kind, group_id, subsidiary_id, aggregate_type, aggregate_id, event_type, body,
-             headers, delay_ms, correlation_id, causation_id, target)";
+             headers, delay_ms, correlation_id, causation_id, target, traceparent)";
 
 type PgQuery<'q> = Query<'q, Postgres, <Postgres as Database>::Arguments>;
 
@@ -62,6 +63,7 @@ fn bind_entries<'q>(query: PgQuery<'q>, entries: &[Entry], now: Timestamp) -> Pg
         .bind(entries.iter().map(|entry| entry.causation_id).collect::<Vec<_>>())
         .bind(now)
         .bind(text(|entry| &entry.target))
+        .bind(entries.iter().map(|entry| entry.traceparent.map(|trace| trace.to_string())).collect::<Vec<_>>())
 }
 
 pub async fn claim_many(
@@ -156,13 +158,14 @@ pub async fn settle_many(
 }
 
 pub async fn backlog(c: &mut PgConnection, _now: Timestamp) -> sqlx::Result<Backlog> {
-    let (pending, dead, oldest_due_ms) = sqlx::query_as(
+    let (pending, dead, attempts_max, oldest_due_ms) = sqlx::query_as(
         "SELECT (SELECT count(*) FROM messaging_outbox WHERE status IN ('pending', 'failed')),
                 (SELECT count(*) FROM messaging_outbox WHERE status = 'dead'),
+                (SELECT COALESCE(max(attempts), 0) FROM messaging_outbox WHERE status IN ('pending', 'failed')),
                 (SELECT CAST(extract(epoch FROM now() - min(available_at)) * 1000 AS bigint)
                  FROM messaging_outbox WHERE status IN ('pending', 'failed') AND available_at <= now())",
     )
     .fetch_one(c)
     .await?;
-    Ok(Backlog { pending, dead, oldest_due_ms })
+    Ok(Backlog { pending, dead, attempts_max, oldest_due_ms })
 }

@@ -45,10 +45,10 @@ const INSERT: &str =
     // COALESCE: substr of a blob without bytes is NULL, and an empty body is a body
     "INSERT INTO messaging_outbox (id, event_id, kind, group_id, subsidiary_id, aggregate_type, aggregate_id,
          event_type, body, headers, status, available_at, created_at, correlation_id, causation_id, target,
-         published_at)
+         traceparent, published_at)
      SELECT unhex(value ->> 0), unhex(value ->> 1), value ->> 2, value ->> 3, value ->> 4, value ->> 5,
          value ->> 6, value ->> 7, COALESCE(substr($2, value ->> '$[8][0]', value ->> '$[8][1]'), x''),
-         value ->> 9, $4, value ->> 10, $3, value ->> 11, unhex(value ->> 12), value ->> 13,
+         value ->> 9, $4, value ->> 10, $3, value ->> 11, unhex(value ->> 12), value ->> 13, value ->> 14,
          CASE $4 WHEN 'published' THEN $3 END
      FROM jsonb_each($1)";
 
@@ -81,6 +81,7 @@ fn bind_entries<'q>(
                 &entry.correlation_id,
                 entry.causation_id.map(Uuid::simple),
                 &entry.target,
+                entry.traceparent.map(|trace| trace.to_string()),
             )
         })
         .collect();
@@ -229,14 +230,15 @@ pub async fn settle_many(
 }
 
 pub async fn backlog(c: &mut SqliteConnection, now: Timestamp) -> sqlx::Result<Backlog> {
-    let (pending, dead, oldest_due_ms) = sqlx::query_as(
+    let (pending, dead, attempts_max, oldest_due_ms) = sqlx::query_as(
         "SELECT (SELECT count(*) FROM messaging_outbox WHERE status IN ('pending', 'failed')),
                 (SELECT count(*) FROM messaging_outbox WHERE status = 'dead'),
+                (SELECT COALESCE(max(attempts), 0) FROM messaging_outbox WHERE status IN ('pending', 'failed')),
                 (SELECT $1 - min(available_at)
                  FROM messaging_outbox WHERE status IN ('pending', 'failed') AND available_at <= $1)",
     )
     .bind(now)
     .fetch_one(c)
     .await?;
-    Ok(Backlog { pending, dead, oldest_due_ms })
+    Ok(Backlog { pending, dead, attempts_max, oldest_due_ms })
 }

@@ -189,6 +189,7 @@ fn submission(
         group_id: caller.group_id.clone(),
         subsidiary_id: caller.subsidiary_id.clone(),
         correlation_id: caller.request_id.clone(),
+        traceparent: caller.traceparent,
     };
     Ok(Submission { placing, request, key })
 }

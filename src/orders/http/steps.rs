@@ -178,6 +178,7 @@ impl OrdersApi {
             group_id: caller.group_id.clone(),
             order_id: order.id,
             step: ask.step,
+            traceparent: caller.traceparent,
             key: key.map(|key| IdempotencyKey { key, fingerprint: fingerprint("POST", &path, ask.raw) }),
         };
         let replayed = match self.desk.step(request).await? {

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::support::{App, TestDb, each_database, eventually, fields};
+use crate::support::{App, Engine, TestDb, each_database, eventually, fields};
 
 async fn probes_tell_how_everything_is_doing(db: TestDb) {
     let app = App::start(&db).await;
@@ -17,7 +17,10 @@ async fn probes_tell_how_everything_is_doing(db: TestDb) {
     assert_eq!((&ready["checks"]["database"], &ready["checks"]["draining"]), (&json!("up"), &json!("no")));
 
     let health = app.read("/v1/health").await;
-    assert_eq!(fields(&health), ["broker", "database", "loops", "outbox", "status", "version"]);
+    assert_eq!(
+        fields(&health),
+        ["broker", "consumers", "database", "instances", "loops", "outbox", "relay", "status", "version"]
+    );
     let engine = if db.url.starts_with("sqlite:") { "sqlite" } else { "postgres" };
     assert_eq!(health["database"], json!({ "kind": engine, "status": "up", "error": null }));
     assert_eq!(health["broker"], json!({ "kind": "embedded", "status": "up", "error": null }));
@@ -41,3 +44,33 @@ async fn health_counts_what_waits_in_the_outbox(db: TestDb) {
 }
 
 each_database!(probes_tell_how_everything_is_doing, health_counts_what_waits_in_the_outbox);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn any_instance_tells_the_health_of_all() {
+    let db = TestDb::new(Engine::Postgres).await;
+    let front = App::start_with(&db, &["--modules", "api,relay,orders,dead-letters"]).await;
+    let alone = eventually("health without the others", || async {
+        let health = front.read("/v1/health").await;
+        (health["instances"].as_array().unwrap().len() == 1).then_some(health)
+    })
+    .await;
+    assert_eq!((&alone["status"], &alone["consumers"]["inventory"]["state"]), (&json!("degraded"), &json!("absent")));
+    let back = App::start_with(&db, &["--modules", "inventory,notifications,ledger"]).await;
+    let health = eventually("every consumer somewhere", || async {
+        let health = front.read("/v1/health").await;
+        (health["consumers"]["inventory"]["state"] == "running").then_some(health)
+    })
+    .await;
+    assert_eq!(health["instances"].as_array().unwrap().len(), 2);
+    assert_eq!((&health["relay"]["state"], &health["relay"]["instances"]), (&json!("running"), &json!(1)));
+    let inventory = &health["consumers"]["inventory"];
+    assert_eq!((&inventory["state"], &inventory["instances"]), (&json!("running"), &json!(1)));
+    assert!(health["loops"].get("inventory").is_none(), "it runs elsewhere");
+    back.stop().await;
+    eventually("the other gone", || async {
+        let health = front.read("/v1/health").await;
+        (health["consumers"]["inventory"]["state"] == "absent").then_some(())
+    })
+    .await;
+    front.stop().await;
+}

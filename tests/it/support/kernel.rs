@@ -523,6 +523,7 @@ pub fn event(key: &'static str, payload: Value) -> Event {
         subsidiary_id: None,
         correlation_id: mint_id().to_string(),
         causation_id: None,
+        traceparent: None,
     };
     Event::new(key, mint_id().to_string(), origin, Timestamp::from_millis(1_800_000_000_000), &payload)
 }

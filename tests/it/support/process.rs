@@ -22,7 +22,12 @@ impl Server {
 
     /// The same, with what it logs kept in a file.
     pub fn start_logging(db: &TestDb, flags: &[&str], log: &Path) -> Self {
-        let mut child = Self::command(db, flags)
+        Self::spawn(Self::command(db, flags), log)
+    }
+
+    /// Starts a command line of [`Self::command`] and waits until it is ready.
+    pub fn spawn(mut command: Command, log: &Path) -> Self {
+        let mut child = command
             .stdout(Stdio::piped())
             .stderr(File::options().create(true).append(true).open(log).unwrap())
             .spawn()

@@ -368,6 +368,7 @@ impl TableSubscription {
         }
         if settled < ids.len() as u64 {
             let lost = ids.len() as u64 - settled;
+            self.table.db.metrics().fenced_writes.inc_by(lost);
             tracing::warn!(lost, queue = self.queue, "a lease ran out: messages have gone to another consumer");
         }
     }

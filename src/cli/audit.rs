@@ -1,0 +1,65 @@
+//! `stockade audit`: are the promises kept? Exit code 0 if they are, 3 if one is broken.
+//!
+//! Asks the database itself, read only, beside its server if there is one; or a server, with `--url`.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use stockade::config::Settings;
+use stockade::operations::audit::Report;
+use stockade::{app, telemetry};
+
+use super::client::Client;
+use super::exit::Exit;
+
+#[derive(Args)]
+pub struct Audit {
+    /// Ask this server instead of the database.
+    #[arg(long)]
+    url: Option<String>,
+
+    /// How long a server may take.
+    #[arg(long, default_value = "10m", value_parser = humantime::parse_duration)]
+    timeout: Duration,
+
+    /// Print the report as JSON.
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    settings: Settings,
+}
+
+impl Audit {
+    pub async fn run(self) -> anyhow::Result<ExitCode> {
+        telemetry::init(&self.settings.log, self.settings.log_format)?;
+        let report: Report = match &self.url {
+            Some(url) => Client::new(url, self.timeout)?.get("/v1/audit").await?,
+            None => app::audit(self.settings).await?,
+        };
+        if self.json {
+            println!("{}", serde_json::to_string(&report)?);
+        } else {
+            print!("{}", page(&report));
+        }
+        Ok(if report.violations == 0 { Exit::Ok } else { Exit::Broken }.into())
+    }
+}
+
+fn page(report: &Report) -> String {
+    let mut page = String::new();
+    for checked in &report.checks {
+        if checked.violations == 0 {
+            page.push_str(&format!("ok      {:<30} {}\n", checked.name, checked.promise));
+        } else {
+            let broken = (checked.name.as_str(), checked.violations, checked.sample.join(", "));
+            page.push_str(&format!("BROKEN  {:<30} {} break it: {}\n", broken.0, broken.1, broken.2));
+        }
+    }
+    let verdict = match report.violations {
+        0 => "every promise is kept".to_owned(),
+        count => format!("{count} violations"),
+    };
+    page + &format!("{verdict}; {} under way at {}\n", report.unsettled, report.checked_at)
+}

@@ -1,0 +1,182 @@
+//! The promises, each as a query that finds those who break it. To add one, add an entry.
+//!
+//! A query gives one column, what to call the offender. It is the same on both databases but for these words:
+//!
+//! - `{orders}`, `{reservations}`, `{notices}`, `{outbox}`: the table, or only its rows of late;
+//! - `{text of X}`: the uuid X as text; `{uuid of X}`: the other way round.
+//!
+//! A promise that holds only once things have come to rest says so in its query: it asks of events that were dealt
+//! with, never of those under way. What retention has forgotten is asked of nothing: events are looked up in the
+//! outbox, which forgets before the inbox does.
+
+/// A promise and how to find those who break it.
+#[derive(Debug, Clone, Copy)]
+pub struct Check {
+    pub name: &'static str,
+    /// In words.
+    pub promise: &'static str,
+    pub offenders: &'static str,
+}
+
+pub const CHECKS: &[Check] = &[
+    Check {
+        name: "stock-conserved",
+        promise: "what was put on a shelf is on hand or was fulfilled",
+        offenders: "SELECT s.group_id || ' ' || s.sku AS subject FROM inventory_stock s
+             LEFT JOIN (SELECT group_id, sku, sum(delta) AS total FROM inventory_adjustments GROUP BY group_id, sku) a
+                 ON a.group_id = s.group_id AND a.sku = s.sku
+             WHERE COALESCE(a.total, 0) <> s.on_hand + s.fulfilled",
+    },
+    Check {
+        name: "stock-never-negative",
+        promise: "no count is negative and no more is reserved than there is",
+        offenders: "SELECT group_id || ' ' || sku AS subject FROM inventory_stock
+             WHERE on_hand < 0 OR reserved < 0 OR fulfilled < 0 OR reserved > on_hand",
+    },
+    Check {
+        name: "reserved-equals-holds",
+        promise: "what is reserved of a SKU is what reservations hold of it",
+        offenders: "SELECT s.group_id || ' ' || s.sku AS subject FROM inventory_stock s
+             LEFT JOIN (SELECT l.group_id, l.sku, sum(l.quantity) AS total FROM inventory_reservations r
+                     JOIN inventory_reservation_lines l ON l.group_id = r.group_id AND l.reservation_id = r.id
+                     WHERE r.state IN ('held', 'committed') GROUP BY l.group_id, l.sku) h
+                 ON h.group_id = s.group_id AND h.sku = s.sku
+             WHERE s.reserved <> COALESCE(h.total, 0)",
+    },
+    Check {
+        name: "fulfilled-equals-shipments",
+        promise: "what is fulfilled of a SKU is what fulfilled reservations held of it",
+        offenders: "SELECT s.group_id || ' ' || s.sku AS subject FROM inventory_stock s
+             LEFT JOIN (SELECT l.group_id, l.sku, sum(l.quantity) AS total FROM inventory_reservations r
+                     JOIN inventory_reservation_lines l ON l.group_id = r.group_id AND l.reservation_id = r.id
+                     WHERE r.state = 'fulfilled' GROUP BY l.group_id, l.sku) h
+                 ON h.group_id = s.group_id AND h.sku = s.sku
+             WHERE s.fulfilled <> COALESCE(h.total, 0)",
+    },
+    Check {
+        name: "one-answer-per-order",
+        promise: "inventory answers an order once",
+        offenders: "SELECT e.aggregate_id AS subject FROM {outbox} e
+             WHERE e.kind = 'event' AND e.aggregate_type = 'inventory' AND e.event_type IN ('reserved', 'failed')
+             GROUP BY e.group_id, e.aggregate_id HAVING count(*) > 1",
+    },
+    Check {
+        name: "no-order-forgotten",
+        promise: "an order whose events were all dealt with has its answer",
+        offenders: "SELECT o.number AS subject FROM {orders} o
+             JOIN messaging_outbox e ON e.aggregate_type = 'order' AND e.aggregate_id = {text of o.id}
+                 AND e.group_id = o.group_id AND e.event_type = 'placed' AND e.kind = 'event'
+             JOIN messaging_inbox i ON i.consumer = 'inventory' AND i.event_id = e.event_id AND i.state = 'processed'
+             WHERE o.status = 'placed' AND NOT EXISTS (
+                 SELECT 1 FROM messaging_outbox a
+                 WHERE a.aggregate_type = 'inventory' AND a.aggregate_id = {text of o.id} AND a.kind = 'event'
+                     AND NOT EXISTS (SELECT 1 FROM messaging_inbox j
+                         WHERE j.consumer = 'orders' AND j.event_id = a.event_id AND j.state = 'processed'))",
+    },
+    Check {
+        name: "orders-and-reservations-agree",
+        promise: "an order's state and its reservation's fit together",
+        offenders: "SELECT o.number AS subject FROM {orders} o
+             LEFT JOIN inventory_reservations r ON r.group_id = o.group_id AND r.order_id = o.id
+             WHERE (o.status = 'reserved' AND COALESCE(r.state, '') <> 'held')
+                 OR (o.status = 'rejected' AND COALESCE(r.state, 'released') <> 'released')
+                 OR (o.status = 'paid' AND COALESCE(r.state, '') NOT IN ('held', 'committed'))
+                 OR (o.status = 'fulfilled' AND COALESCE(r.state, 'released') = 'released')
+                 OR (o.status IN ('placed', 'cancelled', 'expired') AND r.state IN ('committed', 'fulfilled'))",
+    },
+    Check {
+        name: "reserved-as-ordered",
+        promise: "a reservation holds what its order asked for, no more and no less",
+        offenders: "SELECT o.number AS subject FROM {orders} o
+             JOIN inventory_reservations r ON r.group_id = o.group_id AND r.order_id = o.id AND r.state <> 'released'
+             WHERE (SELECT count(*) FROM inventory_reservation_lines l
+                     WHERE l.group_id = r.group_id AND l.reservation_id = r.id)
+                 <> (SELECT count(DISTINCT i.sku) FROM orders_lines i
+                     WHERE i.group_id = o.group_id AND i.order_id = o.id)
+                 OR EXISTS (SELECT 1 FROM inventory_reservation_lines l
+                     WHERE l.group_id = r.group_id AND l.reservation_id = r.id AND l.quantity <> (
+                         SELECT COALESCE(sum(i.quantity), 0) FROM orders_lines i
+                         WHERE i.group_id = o.group_id AND i.order_id = o.id AND i.sku = l.sku))",
+    },
+    Check {
+        name: "totals-add-up",
+        promise: "an order's total is the sum of its lines",
+        offenders: "SELECT o.number AS subject FROM {orders} o
+             LEFT JOIN orders_lines i ON i.group_id = o.group_id AND i.order_id = o.id
+             GROUP BY o.group_id, o.id, o.number, o.total_minor
+             HAVING count(i.line) = 0 OR sum(i.quantity * i.unit_price_minor) <> o.total_minor",
+    },
+    Check {
+        name: "keys-have-orders",
+        promise: "an idempotency key that was used names an order that is there",
+        offenders: "SELECT k.key AS subject FROM orders_idempotency k WHERE NOT EXISTS (
+                 SELECT 1 FROM orders_orders o WHERE o.group_id = k.group_id AND o.id = k.order_id)",
+    },
+    Check {
+        name: "reservations-have-causes",
+        promise: "a reservation names the event that caused it, and inventory has dealt with that",
+        offenders: "SELECT r.number AS subject FROM {reservations} r
+             WHERE r.id >= (SELECT id FROM messaging_outbox ORDER BY id LIMIT 1) AND NOT EXISTS (
+                 SELECT 1 FROM messaging_inbox i
+                 WHERE i.consumer = 'inventory' AND i.event_id = r.cause_event_id AND i.state = 'processed')",
+    },
+    Check {
+        name: "notices-have-causes",
+        promise: "a notice names the event that caused it, and notifications have dealt with that",
+        offenders: "SELECT {text of n.id} AS subject FROM {notices} n
+             WHERE n.id >= (SELECT id FROM messaging_outbox ORDER BY id LIMIT 1) AND n.state = 'sent' AND NOT EXISTS (
+                 SELECT 1 FROM messaging_inbox i
+                 WHERE i.consumer = 'notifications' AND i.event_id = n.event_id AND i.state = 'processed')",
+    },
+    Check {
+        name: "one-notice-per-outcome",
+        promise: "an outcome that notifications have dealt with has its notice",
+        offenders: "SELECT e.aggregate_id || ' ' || e.event_type AS subject FROM {outbox} e
+             JOIN messaging_inbox i ON i.consumer = 'notifications' AND i.event_id = e.event_id
+                 AND i.state = 'processed' AND i.reason IS NULL
+             WHERE e.kind = 'event' AND ((e.aggregate_type = 'inventory' AND e.event_type IN ('reserved', 'failed'))
+                     OR (e.aggregate_type = 'order' AND e.event_type IN ('paid', 'cancelled', 'expired')))
+                 AND NOT EXISTS (SELECT 1 FROM notifications_notices n
+                     WHERE n.group_id = e.group_id AND n.order_id = {uuid of e.aggregate_id}
+                         AND n.kind = CASE e.event_type WHEN 'failed' THEN 'rejected' ELSE e.event_type END)",
+    },
+    Check {
+        name: "books-balance",
+        promise: "a payment has two entries, and they sum to zero",
+        offenders: "SELECT {text of l.event_id} AS subject FROM ledger_entries l
+             GROUP BY l.event_id HAVING count(*) <> 2 OR sum(l.amount_minor) <> 0",
+    },
+    Check {
+        name: "one-credit-per-payment",
+        promise: "a payment that the ledger has dealt with is booked, at its order's total",
+        offenders: "SELECT o.number AS subject FROM {outbox} e
+             JOIN messaging_inbox i ON i.consumer = 'ledger' AND i.event_id = e.event_id
+                 AND i.state = 'processed' AND i.reason IS NULL
+             JOIN orders_orders o ON o.group_id = e.group_id AND o.id = {uuid of e.aggregate_id}
+             WHERE e.kind = 'event' AND e.aggregate_type = 'order' AND e.event_type = 'paid' AND o.total_minor
+                 <> (SELECT COALESCE(sum(abs(l.amount_minor)), 0) FROM ledger_entries l
+                     WHERE l.event_id = e.event_id AND l.account = 'cash')",
+    },
+    Check {
+        name: "only-paid-orders-are-booked",
+        promise: "an order with entries in the ledger is paid",
+        offenders: "SELECT o.number AS subject FROM {orders} o
+             WHERE o.status NOT IN ('paid', 'fulfilled') AND EXISTS (
+                 SELECT 1 FROM ledger_entries l WHERE l.group_id = o.group_id AND l.order_id = o.id)",
+    },
+    Check {
+        name: "nothing-unpublishable",
+        promise: "no event was given up on by the relay",
+        offenders: "SELECT {text of e.id} AS subject FROM messaging_outbox e WHERE e.status = 'dead'",
+    },
+];
+
+/// An event that went out and that a consumer, bound to its type by then, neither dealt with nor left a letter about.
+/// Takes the consumer, the two words of the type, since when the consumer is bound, and until when what was published
+/// can no longer be on its way.
+pub const LOST: &str = "SELECT {text of e.event_id} AS subject FROM {outbox} e
+     WHERE e.kind = 'event' AND e.status = 'published' AND e.aggregate_type = $3 AND e.event_type = $4
+         AND e.published_at >= $5 AND e.published_at < $6
+         AND NOT EXISTS (SELECT 1 FROM messaging_inbox i WHERE i.consumer = $2 AND i.event_id = e.event_id)
+         AND NOT EXISTS (SELECT 1 FROM messaging_dead_letters d
+             WHERE d.consumer = $2 AND d.message_id = {text of e.event_id})";

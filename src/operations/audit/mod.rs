@@ -1,0 +1,359 @@
+//! The audit: asks the database itself whether the promises are kept.
+//!
+//! All checks look at one moment, in one reading transaction. The whole audit, on demand, looks at every row; the one
+//! that runs by itself looks at what was written of late, where a check can be told so, and rests many times as long
+//! as it took. What is under way is no violation: it is counted as unsettled.
+
+mod checks;
+mod pg;
+mod sqlite;
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+use uuid::Uuid;
+
+pub use checks::{CHECKS, Check};
+
+use super::Operations;
+use crate::clock::{Timestamp, millis};
+use crate::db::{Db, Tx, dialects};
+use crate::http::problem::Problem;
+use crate::messaging::transport::{Binding, Depth, Transport, TransportError, dlq_of};
+use crate::messaging::{inbox, outbox};
+
+/// The check that no event gets lost on its way to a consumer; its query is made per binding.
+pub const NOTHING_LOST: &str = "nothing-lost";
+const NOTHING_LOST_PROMISE: &str =
+    "an event that went out was dealt with by each consumer bound to it, or left a letter";
+
+/// Offenders that are named; all are counted.
+const SAMPLE_MAX: usize = 10;
+/// How far back the audit that runs by itself looks.
+const RECENT: Duration = Duration::from_secs(15 * 60);
+/// How many times as long as it took it rests at least.
+const RESTS: u32 = 20;
+/// The embedded queue's messages are in the order they came, but for transactions that were slow to commit.
+const COMMIT_MARGIN: Duration = Duration::from_secs(30);
+/// How long a broker that does not tell what is in flight may keep a message in flight.
+const FLIGHT_MAX: Duration = Duration::from_secs(5 * 60);
+
+pub fn routes() -> OpenApiRouter<Operations> {
+    OpenApiRouter::new().routes(routes!(get_audit))
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct Report {
+    /// Over all checks; 0 if every promise is kept.
+    pub violations: i64,
+    /// What was under way: rows to be published, messages in queues, events to be tried again or awaiting others.
+    pub unsettled: i64,
+    pub checks: Vec<Checked>,
+    pub checked_at: Timestamp,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct Checked {
+    #[schema(example = "stock-conserved")]
+    pub name: String,
+    /// What was checked, in words.
+    pub promise: String,
+    pub violations: i64,
+    /// Some of those who break it.
+    pub sample: Vec<String>,
+}
+
+/// Which rows to look at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    Whole,
+    Recent,
+}
+
+/// Check every promise on every row.
+#[utoipa::path(get, path = "/v1/audit", tag = "operations", responses((status = 200, body = Report)))]
+async fn get_audit(State(operations): State<Operations>) -> Result<Json<Report>, Problem> {
+    Ok(Json(operations.audit(Scope::Whole).await?))
+}
+
+impl Operations {
+    async fn audit(&self, scope: Scope) -> Result<Report, Problem> {
+        let bindings = &self.topology.queues;
+        // Before the moment that is looked at: what is in no queue by now must have its verdict by then.
+        let depths = depths(&self.kernel.transport, bindings).await?;
+        let report = run(&self.kernel.db, bindings, &depths, scope).await?;
+        self.audits.keep(scope, report.clone());
+        Ok(report)
+    }
+}
+
+/// How full the queues and their dead-letter queues are.
+pub async fn depths(transport: &Transport, bindings: &[Binding]) -> Result<Vec<Depth>, TransportError> {
+    let names: Vec<String> = bindings.iter().flat_map(|b| [b.queue.clone(), dlq_of(&b.queue)]).collect();
+    transport.depths(&names).await
+}
+
+/// The last report of each scope.
+#[derive(Clone, Default)]
+pub struct Audits(Arc<Mutex<(Option<Report>, Option<Report>)>>);
+
+impl Audits {
+    fn keep(&self, scope: Scope, report: Report) {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match scope {
+            Scope::Whole => kept.0 = Some(report),
+            Scope::Recent => kept.1 = Some(report),
+        }
+    }
+
+    /// By check, the most violations that the last audits found, and when the last one was.
+    pub fn worst(&self) -> (Vec<(String, i64)>, Option<Timestamp>) {
+        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut worst: Vec<(String, i64)> = Vec::new();
+        for checked in [&kept.0, &kept.1].into_iter().flatten().flat_map(|report| &report.checks) {
+            match worst.iter_mut().find(|(name, _)| *name == checked.name) {
+                Some((_, violations)) => *violations = checked.violations.max(*violations),
+                None => worst.push((checked.name.clone(), checked.violations)),
+            }
+        }
+        (worst, [&kept.0, &kept.1].into_iter().flatten().map(|report| report.checked_at).max())
+    }
+}
+
+/// Audits what was written of late, now and then, until cancelled.
+pub async fn watch(operations: Operations, every: Duration) {
+    loop {
+        let started = tokio::time::Instant::now();
+        match operations.audit(Scope::Recent).await {
+            Ok(report) => {
+                for broken in report.checks.iter().filter(|checked| checked.violations > 0) {
+                    tracing::error!(
+                        check = broken.name,
+                        violations = broken.violations,
+                        sample = ?broken.sample,
+                        "BROKEN PROMISE {}: {} of them break it",
+                        broken.name,
+                        broken.violations
+                    );
+                }
+            }
+            Err(error) => tracing::debug!(?error, "no audit just now"),
+        }
+        tokio::time::sleep(every.max(started.elapsed() * RESTS)).await;
+    }
+}
+
+/// Remembers since when each queue is bound to what.
+pub async fn remember_bindings(db: &Db, bindings: &[Binding]) -> sqlx::Result<()> {
+    let mut tx = db.begin().await?;
+    let now = tx.now();
+    for binding in bindings {
+        for key in binding.keys {
+            crate::on!(tx, c => {
+                sqlx::query("INSERT INTO messaging_bound (queue, routing_key, since) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING")
+                    .bind(&binding.queue)
+                    .bind(key)
+                    .bind(now)
+                    .execute(c)
+                    .await
+                    .map(drop)
+            })?;
+        }
+    }
+    tx.commit().await
+}
+
+dialects! {
+    /// Runs a check's query from `since` on: how many break the promise, and some of them.
+    async fn offenders(sql: &str, scope: Scope, since: Uuid) -> Vec<(String, i64)>;
+    /// The same for what `lost` takes.
+    async fn lost(scope: Scope, since: Uuid, owed: &Owed<'_>) -> Vec<(String, i64)>;
+}
+
+/// What one consumer is owed.
+pub struct Owed<'a> {
+    consumer: &'a str,
+    aggregate_type: &'a str,
+    event_type: &'a str,
+    bound_since: Timestamp,
+    published_before: Timestamp,
+}
+
+/// Runs every check, with the `depths` of the queues as they were just before; a queue that is not among them is not
+/// asked for what got lost on its way.
+pub async fn run(db: &Db, bindings: &[Binding], depths: &[Depth], scope: Scope) -> sqlx::Result<Report> {
+    let asked_at = db.clock().now();
+    let mut tx = db.read().await?;
+    let since = match scope {
+        Scope::Whole => Uuid::nil(),
+        Scope::Recent => first_id_of(asked_at, RECENT),
+    };
+    let mut checked = Vec::with_capacity(CHECKS.len() + 1);
+    for check in CHECKS {
+        let found = offenders(&mut tx, check.offenders, scope, since).await?;
+        checked.push(Checked::of(check.name, check.promise, found));
+    }
+    checked.push(nothing_lost(&mut tx, bindings, depths, asked_at, scope, since).await?);
+    Ok(Report {
+        violations: checked.iter().map(|checked| checked.violations).sum(),
+        unsettled: unsettled(&mut tx, depths).await?,
+        checks: checked,
+        checked_at: asked_at,
+    })
+}
+
+impl Checked {
+    fn of(name: &str, promise: &str, found: Vec<(String, i64)>) -> Self {
+        let violations = found.first().map_or(0, |(_, count)| *count);
+        let sample = found.into_iter().map(|(subject, _)| subject).collect();
+        Self { name: name.to_owned(), promise: promise.to_owned(), violations, sample }
+    }
+}
+
+async fn nothing_lost(
+    tx: &mut Tx,
+    bindings: &[Binding],
+    depths: &[Depth],
+    asked_at: Timestamp,
+    scope: Scope,
+    since: Uuid,
+) -> sqlx::Result<Checked> {
+    let bound: Vec<(String, String, Timestamp)> = crate::on!(tx, c => {
+        sqlx::query_as("SELECT queue, routing_key, since FROM messaging_bound").fetch_all(c).await
+    })?;
+    let mut found = Checked::of(NOTHING_LOST, NOTHING_LOST_PROMISE, Vec::new());
+    for binding in bindings {
+        let Some(published_before) = settled_before(binding, depths, asked_at) else { continue };
+        for key in binding.keys {
+            let Some((aggregate_type, event_type)) = key.split_once('.') else { continue };
+            let Some((.., bound_since)) =
+                bound.iter().find(|(queue, bound, _)| *queue == binding.queue && bound == key)
+            else {
+                continue;
+            };
+            let owed = Owed {
+                consumer: binding.consumer,
+                aggregate_type,
+                event_type,
+                bound_since: *bound_since,
+                published_before,
+            };
+            let lost = lost(tx, scope, since, &owed).await?;
+            found.violations += lost.first().map_or(0, |(_, count)| *count);
+            let named = lost.into_iter().map(|(event_id, _)| format!("{key} {event_id} of {}", binding.consumer));
+            found.sample.extend(named.take(SAMPLE_MAX - found.sample.len().min(SAMPLE_MAX)));
+        }
+    }
+    Ok(found)
+}
+
+/// What was published before this can no longer be on its way to the consumer; `None` if that cannot be told.
+fn settled_before(binding: &Binding, depths: &[Depth], asked_at: Timestamp) -> Option<Timestamp> {
+    let of = |name: &str| depths.iter().find(|depth| depth.queue == name);
+    let (queue, dlq) = (of(&binding.queue)?, of(&dlq_of(&binding.queue))?);
+    let held = |depth: &Depth| depth.ready + depth.in_flight.unwrap_or(0);
+    if queue.stale || dlq.stale || held(dlq) > 0 {
+        return None;
+    }
+    let margin = if queue.in_flight.is_some() { COMMIT_MARGIN } else { FLIGHT_MAX };
+    let newest_settled = match (held(queue), queue.oldest_enqueued_at) {
+        (0, _) => asked_at,
+        (_, Some(oldest)) => oldest,
+        (_, None) => return None,
+    };
+    Some(Timestamp::from_millis(newest_settled.millis() - millis(margin)))
+}
+
+async fn unsettled(tx: &mut Tx, depths: &[Depth]) -> sqlx::Result<i64> {
+    let now = tx.now();
+    let pending = outbox::backlog(tx, now).await?.pending;
+    let undecided = inbox::count_unsettled(tx).await?.into_iter().filter(|count| count.state != "dead");
+    let queued: i64 = depths.iter().map(|depth| depth.ready + depth.in_flight.unwrap_or(0)).sum();
+    Ok(pending + queued + undecided.map(|count| count.rows).sum::<i64>())
+}
+
+/// The lowest id that can have been minted within the last `span`.
+fn first_id_of(now: Timestamp, span: Duration) -> Uuid {
+    let millis = u64::try_from(now.millis() - millis(span)).unwrap_or(0);
+    uuid::Builder::from_unix_timestamp_millis(millis, &[0; 10]).into_uuid()
+}
+
+/// The tables as a scope shows them. Of late: by id, which grows with time; by tenant first, as the keys are.
+fn with_tables(sql: &str, scope: Scope) -> String {
+    const TABLES: [(&str, &str); 4] = [
+        ("{orders}", "orders_orders"),
+        ("{reservations}", "inventory_reservations"),
+        ("{notices}", "notifications_notices"),
+        ("{outbox}", "messaging_outbox"),
+    ];
+    let mut sql = sql.to_owned();
+    for (word, table) in TABLES {
+        let shown = match (scope, table) {
+            (Scope::Whole, _) => table.to_owned(),
+            (Scope::Recent, "messaging_outbox") => format!("(SELECT * FROM {table} WHERE id >= $1)"),
+            (Scope::Recent, _) => format!(
+                "(SELECT t.* FROM (SELECT DISTINCT group_id FROM messaging_outbox WHERE id >= $1) g
+                 JOIN {table} t ON t.group_id = g.group_id AND t.id >= $1)"
+            ),
+        };
+        sql = sql.replace(word, &shown);
+    }
+    // `$1 = $1`: a parameter must be used, and most checks have no use for it when they look at everything.
+    format!("SELECT subject, count(*) OVER () FROM ({sql}) AS found WHERE $1 = $1 LIMIT {SAMPLE_MAX}")
+}
+
+/// Replaces `{word X}` by what `write` makes of X.
+fn replace_calls(sql: &str, word: &str, write: impl Fn(&str) -> String) -> String {
+    let (mut out, opening) = (String::with_capacity(sql.len()), format!("{{{word} "));
+    let mut rest = sql;
+    while let Some((before, after)) = rest.split_once(&opening) {
+        let (argument, after) = after.split_once('}').unwrap_or((after, ""));
+        out.push_str(before);
+        out.push_str(&write(argument));
+        rest = after;
+    }
+    out + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_a_query_are_replaced_wherever_they_stand() {
+        let sql = replace_calls("a {text of o.id} b {text of e.id}", "text of", |column| format!("<{column}>"));
+        assert_eq!(sql, "a <o.id> b <e.id>");
+        assert!(with_tables("SELECT 1 FROM {outbox} e", Scope::Recent).contains("messaging_outbox WHERE id >= $1"));
+    }
+
+    #[test]
+    fn the_first_id_of_a_span_is_below_every_id_minted_in_it() {
+        let now = Timestamp::from_millis(1_794_821_400_125);
+        let first = first_id_of(now, Duration::from_millis(125));
+        assert_eq!(first.get_timestamp().unwrap().to_unix(), (1_794_821_400, 0));
+    }
+
+    #[test]
+    fn what_may_still_be_under_way_is_not_owed_yet() {
+        let binding = Binding { consumer: "c", queue: "q".to_owned(), keys: &[] };
+        let depth = |queue: &str, ready, oldest_ms: Option<i64>| Depth {
+            queue: queue.to_owned(),
+            ready,
+            in_flight: Some(0),
+            consumers: Some(1),
+            oldest_enqueued_at: oldest_ms.map(Timestamp::from_millis),
+            stale: false,
+        };
+        let now = Timestamp::from_millis(1_000_000);
+        let settled = |queue: Depth, dlq: Depth| settled_before(&binding, &[queue, dlq], now).map(Timestamp::millis);
+        assert_eq!(settled(depth("q", 0, None), depth("q.dlq", 0, None)), Some(970_000));
+        assert_eq!(settled(depth("q", 3, Some(500_000)), depth("q.dlq", 0, None)), Some(470_000));
+        assert_eq!(settled(depth("q", 3, None), depth("q.dlq", 0, None)), None);
+        assert_eq!(settled(depth("q", 0, None), depth("q.dlq", 1, Some(1))), None);
+    }
+}

@@ -1,0 +1,45 @@
+//! SQLite: ids are blobs; as text they are written in hex with hyphens, as everywhere else.
+
+use sqlx::{AssertSqlSafe, SqliteConnection};
+use uuid::Uuid;
+
+use super::checks::LOST;
+use super::{Owed, Scope, replace_calls, with_tables};
+
+pub async fn offenders(
+    c: &mut SqliteConnection,
+    sql: &str,
+    scope: Scope,
+    since: Uuid,
+) -> sqlx::Result<Vec<(String, i64)>> {
+    sqlx::query_as(AssertSqlSafe(complete(sql, scope))).bind(since).fetch_all(c).await
+}
+
+pub async fn lost(
+    c: &mut SqliteConnection,
+    scope: Scope,
+    since: Uuid,
+    owed: &Owed<'_>,
+) -> sqlx::Result<Vec<(String, i64)>> {
+    sqlx::query_as(AssertSqlSafe(complete(LOST, scope)))
+        .bind(since)
+        .bind(owed.consumer)
+        .bind(owed.aggregate_type)
+        .bind(owed.event_type)
+        .bind(owed.bound_since)
+        .bind(owed.published_before)
+        .fetch_all(c)
+        .await
+}
+
+fn complete(sql: &str, scope: Scope) -> String {
+    let sql = replace_calls(sql, "text of", hyphenated);
+    let sql = replace_calls(&sql, "uuid of", |column| format!("unhex(replace({column}, '-', ''))"));
+    with_tables(&sql, scope)
+}
+
+fn hyphenated(column: &str) -> String {
+    let part = |from: u8, length: u8| format!("substr(hex({column}), {from}, {length})");
+    let parts = [part(1, 8), part(9, 4), part(13, 4), part(17, 4), part(21, 12)];
+    format!("lower({})", parts.join(" || '-' || "))
+}

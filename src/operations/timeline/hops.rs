@@ -1,0 +1,155 @@
+//! The hops of an order, each a line that reads alone.
+
+use serde::Serialize;
+use uuid::Uuid;
+
+use super::{Letter, Sent, Story, Verdict};
+use crate::clock::Timestamp;
+
+/// One step of an order's way.
+#[derive(Debug, Clone, Default, Serialize, utoipa::ToSchema)]
+pub struct Hop {
+    pub at: Option<Timestamp>,
+    /// When it was over; null for a moment, and for what still goes on.
+    pub until: Option<Timestamp>,
+    /// `request`, `outbox`, `retry`, `redrive`, `replay` (rows waiting to go out), `queue` (waiting for a consumer),
+    /// `handling`, `effect` or `dead_letter`.
+    #[schema(example = "handling")]
+    pub kind: String,
+    /// `api`, `outbox`, a consumer or `dead-letters`.
+    #[schema(example = "inventory")]
+    pub who: String,
+    #[schema(example = "dealt with order.placed")]
+    pub text: String,
+    pub event_id: Option<Uuid>,
+    #[schema(example = "order.placed")]
+    pub event_type: Option<String>,
+    /// The state of the row behind it.
+    #[schema(example = "processed")]
+    pub state: Option<String>,
+    pub attempts: Option<i32>,
+    /// Further deliveries of the event that were dismissed.
+    pub duplicates: Option<i32>,
+    pub error: Option<String>,
+}
+
+/// Every hop, oldest first.
+pub fn of(story: &Story) -> Vec<Hop> {
+    let order = &story.order;
+    let mut hops = vec![Hop {
+        at: Some(order.created_at),
+        kind: "request".to_owned(),
+        who: "api".to_owned(),
+        text: format!("took the order and committed it as {}", order.number),
+        state: Some("placed".to_owned()),
+        ..Hop::default()
+    }];
+    hops.extend(story.sent.iter().map(outbox));
+    for verdict in &story.verdicts {
+        hops.extend(queue(story, verdict));
+        hops.push(handling(verdict));
+    }
+    hops.extend(story.letters.iter().flat_map(letter));
+    hops.extend(story.effects.iter().map(|effect| Hop {
+        at: Some(effect.at),
+        kind: "effect".to_owned(),
+        who: effect.who.to_owned(),
+        text: effect.text.clone(),
+        event_id: effect.event_id,
+        ..Hop::default()
+    }));
+    // What happens in one millisecond is told in the order of the way.
+    let step = |hop: &Hop| {
+        let kinds = ["request", "outbox", "retry", "redrive", "replay", "queue", "handling", "effect", "dead_letter"];
+        kinds.iter().position(|kind| *kind == hop.kind)
+    };
+    hops.sort_by_key(|hop| (hop.at, step(hop)));
+    hops
+}
+
+fn outbox(row: &Sent) -> Hop {
+    let what = match (row.kind.as_str(), row.status.as_str()) {
+        ("event", "published") => format!("published {}", row.key),
+        ("event", "dead") => format!("gave up publishing {}", row.key),
+        ("event", _) => format!("keeps {} to be published", row.key),
+        (kind, "published") => format!("sent {} to {} again ({kind})", row.key, row.target),
+        (kind, _) => format!("keeps {} to be sent to {} again ({kind})", row.key, row.target),
+    };
+    Hop {
+        at: Some(row.created_at),
+        until: row.published_at,
+        kind: if row.kind == "event" { "outbox".to_owned() } else { row.kind.clone() },
+        who: "outbox".to_owned(),
+        text: what,
+        event_id: Some(row.event_id),
+        event_type: Some(row.key.clone()),
+        state: Some(row.status.clone()),
+        attempts: Some(row.attempts),
+        error: row.last_error.clone(),
+        ..Hop::default()
+    }
+}
+
+/// The time between publishing an event and its consumer beginning on it.
+fn queue(story: &Story, verdict: &Verdict) -> Option<Hop> {
+    let published = |row: &&Sent| row.event_id == verdict.event_id && row.published_at <= Some(verdict.started_at);
+    let published_at = story.sent.iter().filter(published).filter_map(|row| row.published_at).max()?;
+    Some(Hop {
+        at: Some(published_at),
+        until: Some(verdict.started_at),
+        kind: "queue".to_owned(),
+        who: verdict.consumer.clone(),
+        text: format!("{} waited for {}", verdict.key, verdict.consumer),
+        event_id: Some(verdict.event_id),
+        event_type: Some(verdict.key.clone()),
+        ..Hop::default()
+    })
+}
+
+fn handling(verdict: &Verdict) -> Hop {
+    let did = match verdict.state.as_str() {
+        "processed" => "dealt with",
+        "retrying" => "will try again at",
+        "waiting" => "keeps for later",
+        "dead" => "gave up on",
+        _ => "is at work on",
+    };
+    let tries = if verdict.attempts > 1 { format!(", at attempt {}", verdict.attempts) } else { String::new() };
+    let repeats = match verdict.duplicates {
+        0 => String::new(),
+        1 => ", and dismissed 1 duplicate".to_owned(),
+        count => format!(", and dismissed {count} duplicates"),
+    };
+    Hop {
+        at: Some(verdict.started_at),
+        until: verdict.finished_at,
+        kind: "handling".to_owned(),
+        who: verdict.consumer.clone(),
+        text: format!("{did} {}{tries}{repeats}", verdict.key),
+        event_id: Some(verdict.event_id),
+        event_type: Some(verdict.key.clone()),
+        state: Some(verdict.state.clone()),
+        attempts: Some(verdict.attempts),
+        duplicates: Some(verdict.duplicates),
+        error: verdict.last_error.clone(),
+    }
+}
+
+/// The filing of a letter and, if it came to that, what was done with it.
+fn letter(letter: &Letter) -> impl Iterator<Item = Hop> {
+    let hop = |at, text: String, state: &str| Hop {
+        at: Some(at),
+        kind: "dead_letter".to_owned(),
+        who: "dead-letters".to_owned(),
+        text,
+        event_id: Some(letter.event_id),
+        event_type: Some(letter.key.clone()),
+        state: Some(state.to_owned()),
+        error: Some(letter.error.clone()),
+        ..Hop::default()
+    };
+    let filed = format!("filed {} of {} as dead letter {} ({})", letter.key, letter.consumer, letter.id, letter.reason);
+    let resolved = (letter.state != "open")
+        .then(|| hop(letter.updated_at, format!("dead letter {} was {}", letter.id, letter.state), &letter.state));
+    std::iter::once(hop(letter.created_at, filed, "open")).chain(resolved)
+}

@@ -1,0 +1,34 @@
+//! SQLite: ids travel as JSON, those of events in hex.
+
+use sqlx::SqliteConnection;
+use sqlx::types::Json;
+use uuid::Uuid;
+
+use super::{LetterColumns, VerdictColumns};
+
+pub async fn select_verdicts(
+    c: &mut SqliteConnection,
+    consumers: &[&str],
+    events: &[Uuid],
+) -> sqlx::Result<Vec<VerdictColumns>> {
+    sqlx::query_as(
+        "SELECT consumer, event_id, event_type, state, attempts, duplicates, started_at, finished_at, lease_until,
+             last_error, waiting_for, deadline_at
+         FROM messaging_inbox WHERE consumer IN (SELECT value FROM json_each($1))
+             AND event_id IN (SELECT unhex(value) FROM json_each($2))",
+    )
+    .bind(Json(consumers))
+    .bind(Json(events.iter().map(|id| id.simple()).collect::<Vec<_>>()))
+    .fetch_all(c)
+    .await
+}
+
+pub async fn select_letters(c: &mut SqliteConnection, message_ids: &[String]) -> sqlx::Result<Vec<LetterColumns>> {
+    sqlx::query_as(
+        "SELECT id, consumer, message_id, event_type, reason, error, state, created_at, updated_at
+         FROM messaging_dead_letters WHERE message_id IN (SELECT value FROM json_each($1))",
+    )
+    .bind(Json(message_ids))
+    .fetch_all(c)
+    .await
+}

@@ -1,0 +1,122 @@
+//! What Prometheus is told.
+
+use reqwest::StatusCode;
+use serde_json::json;
+
+use crate::support::{App, TestDb, each_database, eventually, problem};
+
+/// The page of an application.
+async fn page(app: &App) -> String {
+    let response = app.get("/v1/metrics").send().await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+    let kind = response.headers()["content-type"].to_str().unwrap().to_owned();
+    assert!(kind.starts_with("application/openmetrics-text"), "{kind}");
+    response.text().await.unwrap()
+}
+
+/// The value of one sample, `None` if it is not on the page.
+fn sample(page: &str, name_and_labels: &str) -> Option<f64> {
+    let line = page.lines().find(|line| line.split_once(' ').is_some_and(|(name, _)| name == name_and_labels));
+    line.map(|line| line.rsplit(' ').next().unwrap().parse().unwrap())
+}
+
+async fn eventually_sample(app: &App, name: &str, value: f64) {
+    eventually(&format!("{name} {value}"), || async { (sample(&page(app).await, name) == Some(value)).then_some(()) })
+        .await;
+}
+
+async fn each_transition_is_counted_once(db: TestDb) {
+    let app = App::start_with(&db, &["--retry-max", "1"]).await;
+    app.put_stock("M", 1).await;
+    app.place_and_wait("a", &[("M", 1)]).await;
+    let rejected = app.place_and_wait("b", &[("M", 1)]).await;
+    eventually_sample(&app, "stockade_consumer_processed_total{consumer=\"notifications\",result=\"done\"}", 2.0).await;
+    // A copy of an event that was dealt with.
+    let body = db.event_body(rejected["id"].as_str().unwrap(), "order.placed").await;
+    app.tell("/v1/lab/publish", &json!({ "queue": "inventory", "body": body, "times": 3 })).await;
+    app.tell("/v1/lab/publish", &json!({ "queue": "inventory", "body": "no json" })).await;
+    eventually_sample(&app, "stockade_consumer_dedup_total{consumer=\"inventory\"}", 3.0).await;
+    eventually_sample(&app, "stockade_dead_letters{consumer=\"inventory\",reason=\"not-json\"}", 1.0).await;
+    let page = page(&app).await;
+    for (name, value) in [
+        ("stockade_orders_total{outcome=\"placed\"}", 2.0),
+        ("stockade_orders_total{outcome=\"reserved\"}", 1.0),
+        ("stockade_orders_total{outcome=\"rejected\"}", 1.0),
+        ("stockade_order_end_to_end_seconds_count", 2.0),
+        ("stockade_consumer_processed_total{consumer=\"inventory\",result=\"done\"}", 2.0),
+        ("stockade_consumer_processed_total{consumer=\"orders\",result=\"done\"}", 2.0),
+        ("stockade_consumer_dlq_total{consumer=\"inventory\",reason=\"not-json\"}", 1.0),
+        ("stockade_outbox_pending", 0.0),
+        ("stockade_outbox_dead", 0.0),
+        ("stockade_database_up", 1.0),
+        ("stockade_broker_connected", 1.0),
+        ("stockade_broker_blocked", 0.0),
+        ("stockade_consumer_paused{consumer=\"inventory\"}", 0.0),
+        ("http_server_request_duration_seconds_count{route=\"/v1/orders\",method=\"POST\",status=\"201\"}", 2.0),
+    ] {
+        assert_eq!(sample(&page, name), Some(value), "{name}\n{page}");
+    }
+    app.stop().await;
+}
+
+async fn an_event_given_up_on_counts_as_rejected_under_its_reason(db: TestDb) {
+    let app = App::start_with(&db, &["--retry-max", "2", "--retry-base", "1ms"]).await;
+    app.tell("/v1/lab/fail", &json!({ "consumer": "inventory", "times": 2 })).await;
+    app.place("a", &[("WIDGET-A", 1)]).await;
+    eventually_sample(&app, "stockade_dead_letters{consumer=\"inventory\",reason=\"retries-exhausted\"}", 1.0).await;
+    let page = page(&app).await;
+    for (name, value) in [
+        ("stockade_consumer_retries_total{consumer=\"inventory\",reason=\"failed-for-now\"}", 1.0),
+        ("stockade_consumer_processed_total{consumer=\"inventory\",result=\"retried\"}", 1.0),
+        ("stockade_consumer_processed_total{consumer=\"inventory\",result=\"rejected\"}", 1.0),
+        ("stockade_consumer_dlq_total{consumer=\"inventory\",reason=\"retries-exhausted\"}", 1.0),
+        ("stockade_inbox_rows{consumer=\"inventory\",state=\"dead\"}", 1.0),
+    ] {
+        assert_eq!(sample(&page, name), Some(value), "{name}\n{page}");
+    }
+    app.stop().await;
+}
+
+async fn a_paused_consumer_shows_in_its_lag(db: TestDb) {
+    let app = App::start(&db).await;
+    app.tell("/v1/consumers/inventory/pause", &json!({})).await;
+    for _ in 0..3 {
+        app.place("a", &[("WIDGET-A", 1)]).await;
+    }
+    eventually_sample(&app, "stockade_consumer_lag{consumer=\"inventory\"}", 3.0).await;
+    let page = page(&app).await;
+    assert_eq!(sample(&page, "stockade_consumer_paused{consumer=\"inventory\"}"), Some(1.0));
+    assert_eq!(sample(&page, "stockade_queue_depth{queue=\"stockade.inventory\"}"), Some(3.0));
+    app.stop().await;
+}
+
+async fn with_a_token_only_those_who_know_it_may_look(db: TestDb) {
+    let app = App::start_with(&db, &["--metrics-token", "s3cret"]).await;
+    problem(app.get("/v1/metrics").send().await.unwrap(), 401, "token-missing").await;
+    let wrong = app.get("/v1/metrics").header("x-metrics-token", "guess").send().await.unwrap();
+    problem(wrong, 401, "token-invalid").await;
+    for (name, value) in [("x-metrics-token", "s3cret"), ("authorization", "Bearer s3cret")] {
+        let response = app.get("/v1/metrics").header(name, value).send().await.unwrap();
+        assert_eq!(response.status(), StatusCode::OK, "{name}");
+    }
+    app.stop().await;
+}
+
+async fn no_id_is_ever_a_label(db: TestDb) {
+    let app = App::start(&db).await;
+    let order = app.place_and_wait("a", &[("WIDGET-A", 1)]).await;
+    app.read(&format!("/v1/orders/{}", order["id"].as_str().unwrap())).await;
+    app.get("/no/such/path").send().await.unwrap();
+    let page = page(&app).await;
+    assert!(!page.contains(order["id"].as_str().unwrap()) && !page.contains("/no/such/path"), "{page}");
+    assert!(page.contains("route=\"/v1/orders/{id}\""), "{page}");
+    app.stop().await;
+}
+
+each_database!(
+    each_transition_is_counted_once,
+    an_event_given_up_on_counts_as_rejected_under_its_reason,
+    a_paused_consumer_shows_in_its_lag,
+    with_a_token_only_those_who_know_it_may_look,
+    no_id_is_ever_a_label,
+);
