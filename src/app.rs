@@ -16,6 +16,7 @@ use crate::clock::{Clock, mint_id};
 use crate::config::{Part, Settings};
 use crate::db::Db;
 use crate::http::caller::DEFAULT_GROUP;
+use crate::http::live::{self, Live, Section};
 use crate::http::probes::{self, Probes};
 use crate::inventory::reactions::Inventory;
 use crate::inventory::service::Change;
@@ -156,11 +157,14 @@ impl Builder {
         };
         let operations = Operations { kernel: kernel.clone(), topology: Arc::new(topology) };
         let probes = Probes { kernel: kernel.clone(), draining: draining.clone() };
+        let watched = Live::new(settings.sse_max_streams, draining.clone());
+        let sampler = watched.sampler(sections(&operations, &probes, self.demo), operations::live::bells(&operations));
         let mut document = openapi();
         let mut router = Router::from(probes::routes().with_state(probes));
         // A process without the API still answers its probes.
         if settings.runs(Part::Api) {
             router = router.merge(api_router(&kernel, orders, operations, self.demo));
+            router = router.merge(Router::from(live::routes().with_state(watched)));
             for routes in self.routes {
                 let (extra, extra_document) = routes(&db).split_for_parts();
                 router = router.merge(extra);
@@ -170,6 +174,7 @@ impl Builder {
         let router = http::finish(router, document, &settings.http_limits());
         let lifecycle = Lifecycle::new().context("cannot start the threads that do the work")?;
         spawn_all(&lifecycle, &kernel, &settings, self.members, clerk, listener, router);
+        lifecycle.spawn(Stage::Http, "live", |stop| sampler.run(stop));
         Ok(Running { address, kernel, lifecycle, draining, settings })
     }
 }
@@ -196,6 +201,16 @@ fn api_router(kernel: &Kernel, api: OrdersApi, operations: Operations, demo: boo
     if demo { router.merge(Router::from(lab::routes().with_state(operations))) } else { router }
 }
 
+/// What the dashboard watches.
+fn sections(operations: &Operations, probes: &Probes, demo: bool) -> Vec<Section> {
+    let mut sections = operations::live::sections(operations, probes, demo);
+    let db = operations.kernel.db.clone();
+    sections.push(Section::of_group("orders", move |group| orders::http::latest(db.clone(), group)));
+    let db = operations.kernel.db.clone();
+    sections.push(Section::of_group("reservations", move |group| inventory::http::latest(db.clone(), group)));
+    sections
+}
+
 /// The API document of everything built in, the fault lab included whether or not it is open.
 pub fn openapi() -> OpenApi {
     http::document([
@@ -203,6 +218,7 @@ pub fn openapi() -> OpenApi {
         inventory::http::routes().into_openapi(),
         notifications::http::routes().into_openapi(),
         operations::routes().into_openapi(),
+        live::routes().into_openapi(),
         lab::routes().into_openapi(),
         probes::routes().into_openapi(),
     ])

@@ -1,8 +1,9 @@
-//! The operator's API: queues and consumers, inbox, outbox, dead letters, and the fault lab.
+//! The operator's API: queues and consumers, inbox, outbox, dead letters, what the dashboard watches, and the fault lab.
 
 pub mod dead_letters;
 pub mod inbox;
 pub mod lab;
+pub mod live;
 pub mod outbox;
 pub mod queues;
 

@@ -111,7 +111,7 @@ impl Operations {
         self.topology.queues.iter().find(|binding| binding.queue == name || binding.consumer == name)
     }
 
-    async fn look_at(&self, bindings: &[&Binding]) -> Result<Vec<Queue>, Problem> {
+    pub(super) async fn look_at(&self, bindings: &[&Binding]) -> Result<Vec<Queue>, Problem> {
         let names: Vec<String> =
             bindings.iter().flat_map(|binding| [binding.queue.clone(), dlq_of(&binding.queue)]).collect();
         let depths: HashMap<String, Depth> =

@@ -3,6 +3,7 @@
 mod answers;
 mod api;
 mod app;
+mod browser;
 mod database;
 pub mod kernel;
 mod postgres;
@@ -11,6 +12,7 @@ mod process;
 pub use answers::{fields, problem, wrong_field};
 pub use api::{Api, order};
 pub use app::{App, settings};
+pub use browser::Browser;
 pub use database::{Engine, TestDb};
 pub use postgres::OwnPostgres;
 pub use process::Server;
