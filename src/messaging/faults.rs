@@ -24,6 +24,7 @@ pub const POINTS: &[(&str, &str)] = &[
 
 /// What is armed just now.
 #[derive(Debug, Clone, Default, serde::Serialize, utoipa::ToSchema)]
+#[schema(as = ArmedFaults)]
 pub struct Armed {
     /// Where the process will die.
     pub crash: Option<ArmedCrash>,

@@ -38,7 +38,9 @@ export function list({ endpoint, filters = [], columns, sections = [], nothing, 
     put(body, rows.length ? table(what, columns, rows) : none, more);
   };
   const first = () => load(false).catch((error) => {
-    if (error.name !== "AbortError" && pages === 0) put(body, failure(error, what));
+    if (error.name === "AbortError" || pages > 0) return;
+    body.removeAttribute("aria-busy");
+    put(body, failure(error, what));
   });
   first();
   follow(sections, signal, () => {

@@ -108,7 +108,7 @@ function drawSide() {
   live.watch(() => {
     const open = (live.picture.queues ?? []).reduce((sum, queue) => sum + queue.dead_letters, 0);
     letters.hidden = open === 0;
-    say(letters, open === 0 ? "" : `${count(open)} open`);
+    put(letters, count(open), h("span", { class: "unseen" }, " open"));
     document.querySelector('[data-page="/lab"]').hidden = !live.picture.server?.demo;
   });
 }

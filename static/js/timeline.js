@@ -27,30 +27,32 @@ function fromServer(timeline) {
 
 function assembled(order, sent, seen, notices) {
   const hops = [{ at: order.created_at, who: "api", what: `took the order and committed it as ${order.number}`, tone: "ok" }];
-  for (const row of sent) {
-    hops.push({
-      at: row.created_at,
-      until: row.published_at,
-      who: "outbox",
-      what: row.target ? `${row.event_type} goes to ${row.target} again` : `${row.event_type} ${row.published_at ? "was sent" : "waits to be sent"}`,
-      note: row.last_error,
-      tone: row.status === "dead" ? "bad" : row.published_at ? "ok" : "warn",
-      href: `/inbox?event_id=${row.id}`,
-    });
-  }
   const DID = { processed: "dealt with", retrying: "will try again", waiting: "keeps for later", dead: "gave up on", processing: "is at work on" };
-  for (const row of seen) {
-    const tries = row.attempts > 1 ? `, at attempt ${row.attempts}` : "";
+  // Cause before effect, also where both happened within the same millisecond.
+  const inOrder = [...sent].sort((a, b) => a.id.localeCompare(b.id));
+  for (const event of inOrder) {
     hops.push({
-      at: row.started_at,
-      until: row.finished_at,
-      who: row.consumer,
-      what: `${DID[row.state] ?? row.state} ${row.event_type}${tries}`,
-      note: row.last_error,
-      tone: { processed: "ok", dead: "bad" }[row.state] ?? "warn",
-      repeats: row.duplicates,
-      href: `/inbox?event_id=${row.event_id}`,
+      at: event.created_at,
+      until: event.published_at,
+      who: "outbox",
+      what: event.target ? `${event.event_type} goes to ${event.target} again` : `${event.event_type} ${event.published_at ? "was sent" : "waits to be sent"}`,
+      note: event.last_error,
+      tone: event.status === "dead" ? "bad" : event.published_at ? "ok" : "warn",
+      href: `/inbox?event_id=${event.id}`,
     });
+    for (const row of seen.filter((known) => known.event_id === event.id)) {
+      const tries = row.attempts > 1 ? `, at attempt ${row.attempts}` : "";
+      hops.push({
+        at: row.started_at,
+        until: row.finished_at,
+        who: row.consumer,
+        what: `${DID[row.state] ?? row.state} ${row.event_type}${tries}`,
+        note: row.last_error,
+        tone: { processed: "ok", dead: "bad" }[row.state] ?? "warn",
+        repeats: row.duplicates,
+        href: `/inbox?event_id=${row.event_id}`,
+      });
+    }
   }
   for (const notice of notices) {
     hops.push({ at: notice.created_at, who: "notifications", what: `told the customer: ${notice.kind}`, tone: "ok" });

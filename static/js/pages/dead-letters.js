@@ -58,7 +58,9 @@ function groups({ signal }) {
         { head: "Action", cell: (row) => h("span", { class: "row" }, act("Redrive…", () => redrive(row), { class: "small", "aria-label": `Redrive all ${row.reason} of ${row.consumer}` })) },
       ], data) : h("p", { class: "quiet" }, "None is open."));
     } catch (error) {
-      if (error.name !== "AbortError") put(body, failure(error, "groups of dead letters"));
+      // A server without groups takes the word for an id: the list below says it all there.
+      if (error.status === 404) element.hidden = true;
+      else if (error.name !== "AbortError") put(body, failure(error, "groups of dead letters"));
     }
   };
   look();

@@ -1,16 +1,24 @@
 //! A real Chromium, driven through a chromedriver of its own.
+//!
+//! The little of the WebDriver protocol that the tests need is spoken here: the crates that speak all of it turn on
+//! features of what the product itself is built from, and the binary under test would no longer be the one shipped.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use reqwest::Client;
 use serde_json::{Value, json};
-use thirtyfour::{ChromiumLikeCapabilities, DesiredCapabilities, WebDriver};
 
 use super::eventually;
 
 pub struct Browser {
-    driver: WebDriver,
+    client: Client,
+    /// Where chromedriver takes commands for this browser.
+    session: String,
+    /// Where the pages are.
     url: String,
     _process: Chromedriver,
 }
@@ -50,26 +58,26 @@ impl Browser {
             .map_while(Result::ok)
             .find_map(|line| Some(line.split_once("successfully on port ")?.1.trim_end_matches('.').to_owned()))
             .expect("chromedriver says which port it took");
-        let mut wanted = DesiredCapabilities::chrome();
-        for flag in ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1280,900"] {
-            wanted.add_arg(flag).unwrap();
-        }
-        let driver = WebDriver::new(format!("http://127.0.0.1:{port}"), wanted).await.unwrap();
-        let browser = Self { driver, url: url.to_owned(), _process: process };
+        let client = Client::new();
+        let flags = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1280,900"];
+        let wanted = json!({ "browserName": "chrome", "goog:chromeOptions": { "args": flags } });
+        let sessions = format!("http://127.0.0.1:{port}/session");
+        let opened = ask(&client, &sessions, &json!({ "capabilities": { "alwaysMatch": wanted } })).await.unwrap();
+        let session = format!("{sessions}/{}", opened["sessionId"].as_str().unwrap());
+        let browser = Self { client, session, url: url.to_owned(), _process: process };
         browser.tell_chromium("Page.addScriptToEvaluateOnNewDocument", json!({ "source": RECORDER })).await;
         browser
     }
 
     /// Loads a page and waits until it is drawn.
     pub async fn visit(&self, path: &str) {
-        self.driver.goto(format!("{}{path}", self.url)).await.unwrap();
+        self.command("url", json!({ "url": format!("{}{path}", self.url) })).await;
         self.until("a heading", "return document.querySelector('main h1') !== null").await;
     }
 
     /// Runs a function body in the page; what it returns must be JSON.
     pub async fn run(&self, script: &str) -> Value {
-        let ran = self.driver.execute(script, Vec::new()).await;
-        ran.unwrap_or_else(|error| panic!("{script}: {error}")).json().clone()
+        self.command("execute/sync", json!({ "script": script, "args": [] })).await
     }
 
     /// Waits until a function body returns true in the page.
@@ -95,18 +103,18 @@ impl Browser {
     /// Clicks as a user would, once it can be: where something covers the element, this fails.
     pub async fn click(&self, selector: &str) {
         self.until(selector, &format!("return document.querySelector({}) !== null", json!(selector))).await;
-        let element = self.driver.find(thirtyfour::By::Css(selector)).await.unwrap();
-        element.click().await.unwrap_or_else(|error| panic!("{selector}: {error}"));
+        let element = self.command("element", json!({ "using": "css selector", "value": selector })).await;
+        self.command(&format!("element/{}/click", id_of(&element)), json!({})).await;
     }
 
     /// Types into whatever has the focus.
     pub async fn press(&self, keys: &str) {
-        let focused = self.driver.active_element().await.unwrap();
-        focused.send_keys(keys).await.unwrap();
+        let focused = self.run("return document.activeElement").await;
+        self.command(&format!("element/{}/value", id_of(&focused)), json!({ "text": keys })).await;
     }
 
     pub async fn back(&self) {
-        self.driver.back().await.unwrap();
+        self.command("back", json!({})).await;
     }
 
     /// The size of the window in CSS pixels, and whether the reader likes it dark.
@@ -119,7 +127,9 @@ impl Browser {
     }
 
     pub async fn screenshot(&self) -> Vec<u8> {
-        self.driver.screenshot_as_png().await.unwrap()
+        let answer: Value =
+            self.client.get(format!("{}/screenshot", self.session)).send().await.unwrap().json().await.unwrap();
+        STANDARD.decode(answer["value"].as_str().unwrap()).unwrap()
     }
 
     /// What the page recorded about itself: nothing, if all is well.
@@ -128,10 +138,29 @@ impl Browser {
     }
 
     async fn tell_chromium(&self, command: &str, parameters: Value) {
-        self.driver.cdp().send_raw(command, parameters).await.unwrap();
+        self.command("goog/cdp/execute", json!({ "cmd": command, "params": parameters })).await;
+    }
+
+    async fn command(&self, command: &str, parameters: Value) -> Value {
+        let answer = ask(&self.client, &format!("{}/{command}", self.session), &parameters).await;
+        answer.unwrap_or_else(|error| panic!("{command} with {parameters}: {error}"))
     }
 
     pub async fn close(self) {
-        self.driver.quit().await.unwrap();
+        self.client.delete(&self.session).send().await.unwrap();
     }
+}
+
+/// One command to chromedriver: what it answers, or why it could not do it.
+async fn ask(client: &Client, url: &str, parameters: &Value) -> Result<Value, String> {
+    let mut answer: Value = client.post(url).json(parameters).send().await.unwrap().json().await.unwrap();
+    match answer["value"]["error"].is_null() {
+        true => Ok(answer["value"].take()),
+        false => Err(answer["value"]["message"].to_string()),
+    }
+}
+
+/// Elements go over the wire as an object with one field, named by the standard.
+fn id_of(element: &Value) -> &str {
+    element["element-6066-11e4-a52e-4f735466cecf"].as_str().expect("an element")
 }
