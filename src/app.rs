@@ -17,6 +17,7 @@ use crate::clock::{Clock, mint_id};
 use crate::config::{Part, Settings};
 use crate::db::Db;
 use crate::http::caller::DEFAULT_GROUP;
+use crate::http::live::{self, Live, Section};
 use crate::http::probes::{self, Probes};
 use crate::inventory::reactions::Inventory;
 use crate::inventory::service::Change;
@@ -174,6 +175,8 @@ impl Builder {
         let operations = Operations { kernel: kernel.clone(), topology: topology.clone(), audits: Audits::default() };
         let me = mint_id();
         let probes = Probes { kernel: kernel.clone(), me, topology: topology.clone(), draining: draining.clone() };
+        let watched = Live::new(settings.sse_max_streams, draining.clone());
+        let sampler = watched.sampler(sections(&operations, &probes, self.demo), operations::live::bells(&operations));
         let mut document = openapi();
         let processed = ProcessedRows::default();
         let scrape = Scrape {
@@ -186,6 +189,7 @@ impl Builder {
         // A process without the API still answers its probes.
         if settings.runs(Part::Api) {
             router = router.merge(api_router(&kernel, orders, operations.clone(), self.demo));
+            router = router.merge(Router::from(live::routes().with_state(watched)));
             for routes in self.routes {
                 let (extra, extra_document) = routes(&db).split_for_parts();
                 router = router.merge(extra);
@@ -213,6 +217,7 @@ impl Builder {
         let auditor = audit::watch(operations.clone(), settings.audit_every);
         lifecycle.spawn(Stage::Helpers, "audit", |stop| until(stop, auditor));
         lifecycle.spawn(Stage::Helpers, "recount", |stop| until(stop, processed.follow(operations)));
+        lifecycle.spawn(Stage::Http, "live", |stop| sampler.run(stop));
         Ok(Running { address, kernel, lifecycle, draining, settings })
     }
 }
@@ -279,6 +284,16 @@ fn api_router(kernel: &Kernel, api: OrdersApi, operations: Operations, demo: boo
     if demo { router.merge(Router::from(lab::routes().with_state(operations))) } else { router }
 }
 
+/// What the dashboard watches.
+fn sections(operations: &Operations, probes: &Probes, demo: bool) -> Vec<Section> {
+    let mut sections = operations::live::sections(operations, probes, demo);
+    let db = operations.kernel.db.clone();
+    sections.push(Section::of_group("orders", move |group| orders::http::latest(db.clone(), group)));
+    let db = operations.kernel.db.clone();
+    sections.push(Section::of_group("reservations", move |group| inventory::http::latest(db.clone(), group)));
+    sections
+}
+
 /// The API document of everything built in, the fault lab included whether or not it is open.
 pub fn openapi() -> OpenApi {
     http::document([
@@ -287,6 +302,7 @@ pub fn openapi() -> OpenApi {
         notifications::http::routes().into_openapi(),
         ledger::http::routes().into_openapi(),
         operations::routes().into_openapi(),
+        live::routes().into_openapi(),
         lab::routes().into_openapi(),
         probes::routes().into_openapi(),
         operations::metrics::routes().into_openapi(),

@@ -188,6 +188,10 @@ pub struct Settings {
     #[arg(long, env = "STOCKADE_HTTP_REQUEST_TIMEOUT", default_value = "30s", value_parser = humantime::parse_duration)]
     pub http_request_timeout: Duration,
 
+    /// Pages that may watch the live stream at once; more are told to poll.
+    #[arg(long, env = "STOCKADE_SSE_MAX_STREAMS", default_value_t = 256)]
+    pub sse_max_streams: usize,
+
     /// How long shutdown may take to finish the work in hand.
     #[arg(long, env = "STOCKADE_SHUTDOWN_DRAIN", default_value = "25s", value_parser = humantime::parse_duration)]
     pub shutdown_drain: Duration,

@@ -1,9 +1,11 @@
-//! HTTP, for whatever modules there are: problems, extractors, paging, probes, docs, and the layers around all
-//! of it. Knows no module.
+//! HTTP, for whatever modules there are: problems, extractors, paging, probes, docs, the dashboard with its live
+//! stream, and the layers around all of it. Knows no module.
 
 pub mod caller;
+pub mod dashboard;
 pub mod extract;
 pub mod finish;
+pub mod live;
 mod meter;
 pub mod page;
 pub mod probes;
@@ -14,8 +16,7 @@ use std::time::Duration;
 
 use axum::extract::DefaultBodyLimit;
 use axum::http::{HeaderValue, StatusCode, header};
-use axum::response::{Html, IntoResponse, Response};
-use axum::routing::get;
+use axum::response::{IntoResponse, Response};
 use axum::{Router, middleware};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::timeout::TimeoutLayer;
@@ -63,13 +64,13 @@ pub fn document(parts: impl IntoIterator<Item = OpenApi>) -> OpenApi {
     document
 }
 
-/// Adds the docs, the page at `/` and the layers that every answer passes through.
+/// Adds the docs, the dashboard and the layers that every answer passes through.
 pub fn finish(router: Router, api: OpenApi, limits: &Limits, metrics: &Arc<Metrics>) -> Router {
     let swagger = SwaggerUi::new("/docs")
         .url("/openapi.json", api)
         .config(utoipa_swagger_ui::Config::default().try_it_out_enabled(true));
     router
-        .route("/", get(async || Html(include_str!("../../static/index.html"))))
+        .merge(dashboard::routes())
         .merge(swagger)
         .fallback(async || Problem::not_found("there is nothing at this path; see /docs"))
         .layer(DefaultBodyLimit::max(limits.body_bytes_max))

@@ -181,6 +181,18 @@ impl Probes {
         Part { kind: self.kernel.transport.name(), status: status.to_owned(), error }
     }
 
+    /// The report without what changes though nothing happens: for those who watch for news.
+    pub async fn steady(&self) -> serde_json::Value {
+        let mut report = serde_json::to_value(self.look().await).unwrap_or_default();
+        let loops = report.get_mut("loops").and_then(serde_json::Value::as_object_mut);
+        for status in loops.into_iter().flat_map(serde_json::Map::values_mut) {
+            if let Some(status) = status.as_object_mut() {
+                status.remove("last_success_at");
+            }
+        }
+        report
+    }
+
     async fn look(&self) -> HealthReport {
         let backlog = async {
             let mut tx = self.kernel.db.read().await?;

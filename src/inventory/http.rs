@@ -214,6 +214,16 @@ impl From<Reservation> for ReservationBody {
     }
 }
 
+/// How many reservations the live picture shows.
+const LATEST: i64 = 12;
+
+/// The reservations' part of the live picture.
+pub async fn latest(db: Db, group_id: String) -> Result<Vec<ReservationBody>, Problem> {
+    let query = store::Query { group_id, limit: LATEST, ..store::Query::default() };
+    let reservations = store::list_reservations(&mut db.read().await?, query).await?;
+    Ok(reservations.into_iter().map(ReservationBody::from).collect())
+}
+
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]

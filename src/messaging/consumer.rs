@@ -23,7 +23,7 @@ use super::event::{self, Event, Label, Message, Unreadable};
 use super::health::{LoopState, Pulse};
 use super::inbox::{self, Action, Arrival, Effect, Mark, Met, State};
 use super::outbox::{self, Entry};
-use super::transport::{Delivery, Subscription, Tag, TransportError, Way};
+use super::transport::{Delivery, RawMessage, Subscription, Tag, TransportError, Way};
 use super::waiting::{self, Ran, Wait, Waking};
 use super::{Kernel, Outcome, Pace, Patience, Reaction, tally};
 use crate::clock::{Timestamp, in_words, mint_id};
@@ -40,6 +40,8 @@ const CONFLICTS_MAX: u32 = 10;
 const REMINTS_MAX: u32 = 2;
 /// How often to look for events that have waited for their predecessor too long.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
+/// The header that marks a copy made by the fault lab.
+const COPY: &str = "x-lab-copy";
 /// Errors are kept short enough to read in a list.
 const ERROR_CHARS_MAX: usize = 2000;
 
@@ -256,7 +258,10 @@ impl<R: Reaction> Consumer<R> {
 
     /// Takes what is there and deals with it; returns how many deliveries that was, and those to acknowledge.
     async fn deal_with_next(&self, subscription: &mut Subscription) -> Result<(usize, Vec<Tag>), TransportError> {
-        let deliveries = subscription.take(self.kernel.tuning.batch).await?;
+        // In the fault lab a consumer may be told to dawdle; it then takes one at a time, so that each is slow.
+        let dawdle = self.kernel.faults.delay(R::NAME);
+        let batch = if dawdle.is_some() { 1 } else { self.kernel.tuning.batch };
+        let deliveries = subscription.take(batch).await?;
         let count = deliveries.len();
         if count == 0 {
             return Ok((0, Vec::new()));
@@ -264,7 +269,11 @@ impl<R: Reaction> Consumer<R> {
         let tags: Vec<Tag> = deliveries.iter().map(|delivery| delivery.tag).collect();
         let started = Instant::now();
         let settled = {
-            let work = self.work_off(deliveries);
+            let work = async {
+                tokio::time::sleep(dawdle.unwrap_or_default()).await;
+                self.repeat(&deliveries).await;
+                self.work_off(deliveries).await
+            };
             tokio::select! {
                 settled = work => settled,
                 () = subscription.keep(&tags) => unreachable!("keeping a lease never ends"),
@@ -284,6 +293,30 @@ impl<R: Reaction> Consumer<R> {
                     tracing::debug!(consumer = R::NAME, %error, "could not give messages back; their lease will");
                 }
                 Err(error.into())
+            }
+        }
+    }
+
+    /// Puts copies of deliveries into the queue as a broker might, if the fault lab says so.
+    async fn repeat(&self, deliveries: &[Delivery]) {
+        // A copy is not copied again, or there would be no end to it.
+        for delivery in deliveries.iter().filter(|delivery| !delivery.headers.contains_key(COPY)) {
+            let times = self.kernel.faults.repeats(R::NAME);
+            if times == 0 {
+                break;
+            }
+            let mut headers = delivery.headers.clone();
+            headers.insert(COPY.to_owned(), true.into());
+            let copy = RawMessage {
+                queue: self.queue.clone(),
+                routing_key: delivery.routing_key.clone(),
+                message_id: delivery.message_id.clone(),
+                correlation_id: delivery.correlation_id.clone(),
+                headers,
+                body: delivery.body.clone(),
+            };
+            if let Err(error) = self.kernel.transport.publish_raw(&copy, times).await {
+                tracing::warn!(consumer = R::NAME, %error, "the fault lab could not repeat a message");
             }
         }
     }

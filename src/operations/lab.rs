@@ -1,8 +1,10 @@
-//! The fault lab: puts anything into a queue, lets handlers fail and the process die at a named point. Only routed
-//! with `serve --demo` on a loopback address.
+//! The fault lab: puts anything into a queue, lets consumers fail, dawdle and get messages twice, and the process die
+//! at a named point. Only routed with `serve --demo` on a loopback address.
+
+use std::time::Duration;
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{DefaultBodyLimit, State};
 use axum::http::StatusCode;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -15,13 +17,24 @@ use super::Operations;
 use crate::http::extract::Body;
 use crate::http::problem::{FieldError, Problem};
 use crate::messaging::event::is_plain_text;
-use crate::messaging::faults::POINTS;
+use crate::messaging::faults::{self, POINTS, Repeats};
 use crate::messaging::transport::RawMessage;
 
 const TIMES_MAX: u32 = 1000;
+/// How slow a consumer can be made: slower, and a shutdown would have to wait for it.
+const SLOW_MS_MAX: u64 = 10_000;
+/// Room for messages that are larger than any consumer takes.
+const BODY_BYTES_MAX: usize = 4 * 1024 * 1024;
 
 pub fn routes() -> OpenApiRouter<Operations> {
-    OpenApiRouter::new().routes(routes!(publish)).routes(routes!(crash)).routes(routes!(fail))
+    OpenApiRouter::new()
+        .routes(routes!(publish))
+        .routes(routes!(duplicate))
+        .routes(routes!(slow))
+        .routes(routes!(fail))
+        .routes(routes!(crash))
+        .routes(routes!(reset))
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
 }
 
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
@@ -155,10 +168,98 @@ pub struct Failing {
 ))]
 async fn fail(State(operations): State<Operations>, body: Body<Fail>) -> Result<(StatusCode, Json<Failing>), Problem> {
     let Fail { consumer, times } = body.value;
-    if !operations.topology.queues.iter().any(|binding| binding.consumer == consumer) {
-        return Err(Problem::not_found(format!("there is no consumer {consumer}")));
-    }
+    operations.known_consumer(&consumer)?;
     let times = times.unwrap_or(1);
     operations.kernel.faults.arm_failures(&consumer, times as usize);
     Ok((StatusCode::ACCEPTED, Json(Failing { consumer, times })))
+}
+
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"consumer": "inventory", "deliveries": 1, "copies": 2}))]
+pub struct Duplicate {
+    consumer: String,
+    /// How many of the next deliveries come again; 1 if not given.
+    deliveries: Option<u32>,
+    /// How often each of them comes again; 1 if not given.
+    copies: Option<u32>,
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct Duplicating {
+    consumer: String,
+    deliveries: u32,
+    copies: u32,
+}
+
+/// Let the next deliveries to a consumer come again, as a broker may: the inbox dismisses and counts each copy.
+#[utoipa::path(post, path = "/v1/lab/duplicate", tag = "operations", request_body = Duplicate, responses(
+    (status = 202, body = Duplicating),
+    (status = 404, description = "No such consumer", body = Problem, content_type = "application/problem+json"),
+    (status = 422, body = Problem, content_type = "application/problem+json"),
+))]
+async fn duplicate(
+    State(operations): State<Operations>,
+    body: Body<Duplicate>,
+) -> Result<(StatusCode, Json<Duplicating>), Problem> {
+    let Duplicate { consumer, deliveries, copies } = body.value;
+    operations.known_consumer(&consumer)?;
+    let (deliveries, copies) = (deliveries.unwrap_or(1), copies.unwrap_or(1));
+    for (pointer, count) in [("/deliveries", deliveries), ("/copies", copies)] {
+        if !(1..=TIMES_MAX).contains(&count) {
+            return Err(out_of_range(pointer, format!("must be 1 to {TIMES_MAX}")));
+        }
+    }
+    operations.kernel.faults.arm_repeats(&consumer, Repeats { deliveries: deliveries as usize, copies });
+    Ok((StatusCode::ACCEPTED, Json(Duplicating { consumer, deliveries, copies })))
+}
+
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"consumer": "notifications", "ms": 200}))]
+pub struct Slow {
+    consumer: String,
+    /// How long it takes over each event, up to ten seconds; 0 makes it fast again.
+    ms: u64,
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct Slowed {
+    consumer: String,
+    ms: u64,
+}
+
+/// Let a consumer take its time over each event, one after the other.
+#[utoipa::path(post, path = "/v1/lab/slow", tag = "operations", request_body = Slow, responses(
+    (status = 202, body = Slowed),
+    (status = 404, description = "No such consumer", body = Problem, content_type = "application/problem+json"),
+    (status = 422, body = Problem, content_type = "application/problem+json"),
+))]
+async fn slow(State(operations): State<Operations>, body: Body<Slow>) -> Result<(StatusCode, Json<Slowed>), Problem> {
+    let Slow { consumer, ms } = body.value;
+    operations.known_consumer(&consumer)?;
+    if ms > SLOW_MS_MAX {
+        return Err(out_of_range("/ms", format!("must be 0 to {SLOW_MS_MAX}")));
+    }
+    operations.kernel.faults.arm_delay(&consumer, Duration::from_millis(ms));
+    Ok((StatusCode::ACCEPTED, Json(Slowed { consumer, ms })))
+}
+
+/// Take back every fault that is armed; answers with those.
+#[utoipa::path(post, path = "/v1/lab/reset", tag = "operations", responses((status = 200, body = faults::Armed)))]
+async fn reset(State(operations): State<Operations>) -> Json<faults::Armed> {
+    let armed = operations.kernel.faults.armed();
+    operations.kernel.faults.disarm();
+    Json(armed)
+}
+
+fn out_of_range(pointer: &str, detail: String) -> Problem {
+    Problem::validation(vec![FieldError { pointer: pointer.to_owned(), detail }])
+}
+
+impl Operations {
+    fn known_consumer(&self, name: &str) -> Result<(), Problem> {
+        let known = self.topology.queues.iter().any(|binding| binding.consumer == name);
+        if known { Ok(()) } else { Err(Problem::not_found(format!("there is no consumer {name}"))) }
+    }
 }

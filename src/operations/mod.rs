@@ -1,5 +1,5 @@
 //! The operator's API: queues and consumers, inbox, outbox, dead letters, redrives and replays, timeline, audit, metrics,
-//! who did what, and the fault lab.
+//! who did what, what the dashboard watches, and the fault lab.
 
 pub mod actions;
 pub mod audit;
@@ -7,6 +7,7 @@ pub mod dead_letters;
 pub mod inbox;
 mod jobs;
 pub mod lab;
+pub mod live;
 pub mod metrics;
 pub mod outbox;
 pub mod queues;

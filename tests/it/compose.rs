@@ -118,6 +118,8 @@ fn included_from_beside(folder: &Path) -> BTreeSet<String> {
             let text = fs::read_to_string(&path).unwrap();
             let includes = text.split("include_str!(").skip(1).filter_map(|rest| rest.split("\"../../").nth(1));
             found.extend(includes.map(|rest| rest.split('/').next().unwrap().to_owned()));
+            let embedded = text.split("#[folder = \"").skip(1);
+            found.extend(embedded.map(|rest| rest.split('/').next().unwrap().to_owned()));
         }
     }
     found

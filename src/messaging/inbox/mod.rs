@@ -7,7 +7,7 @@
 mod pg;
 mod sqlite;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use uuid::Uuid;
@@ -260,6 +260,55 @@ pub async fn count_processed(tx: &mut Tx) -> sqlx::Result<Vec<(String, i64)>> {
             .fetch_all(c)
             .await
     })
+}
+
+/// A consumer's inbox in figures; events that were processed once and never came again count for nothing.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Tally {
+    pub consumer: String,
+    pub processing: i64,
+    pub waiting: i64,
+    pub retrying: i64,
+    pub dead: i64,
+    /// Deliveries that were dismissed because their event had been dealt with.
+    pub duplicates: i64,
+    /// When the next retry is due.
+    pub next_retry_at: Option<Timestamp>,
+}
+
+/// One tally for each consumer that has something to count.
+pub async fn tally(tx: &mut Tx) -> sqlx::Result<Vec<Tally>> {
+    // Each reads a partial index, so that neither grows with what went well.
+    let unsettled: Vec<(String, String, i64, Option<Timestamp>)> = crate::on!(tx, c => {
+        sqlx::query_as(
+            "SELECT consumer, state, count(*), min(lease_until) FROM messaging_inbox WHERE state <> 'processed'
+             GROUP BY consumer, state",
+        )
+        .fetch_all(c)
+        .await
+    })?;
+    let duplicates: Vec<(String, i64)> = crate::on!(tx, c => {
+        sqlx::query_as(
+            "SELECT consumer, CAST(sum(duplicates) AS bigint) FROM messaging_inbox WHERE duplicates > 0 GROUP BY consumer",
+        )
+        .fetch_all(c)
+        .await
+    })?;
+    let mut tallies: BTreeMap<String, Tally> = BTreeMap::new();
+    for (consumer, state, count, due) in unsettled {
+        let tally = tallies.entry(consumer).or_default();
+        match State::from_column(&state)? {
+            State::Processing => tally.processing = count,
+            State::Waiting => tally.waiting = count,
+            State::Retrying => (tally.retrying, tally.next_retry_at) = (count, due),
+            State::Dead => tally.dead = count,
+            State::Processed => {}
+        }
+    }
+    for (consumer, count) in duplicates {
+        tallies.entry(consumer).or_default().duplicates = count;
+    }
+    Ok(tallies.into_iter().map(|(consumer, tally)| Tally { consumer, ..tally }).collect())
 }
 
 /// A row as operators see it.

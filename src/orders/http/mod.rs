@@ -59,6 +59,29 @@ pub struct PlaceOrder {
     currency: String,
 }
 
+/// How many orders the live picture shows.
+const LATEST: i64 = 12;
+/// Orders of the last minute are counted up to here, so that a look costs the same on the busiest day.
+const COUNTED_MAX: i64 = 20_000;
+
+/// The orders' part of the live picture.
+#[derive(Debug, Serialize)]
+pub struct Latest {
+    placed_last_minute: i64,
+    /// There were more than could be counted.
+    at_least: bool,
+    data: Vec<OrderBody>,
+}
+
+pub async fn latest(db: Db, group_id: String) -> Result<Latest, Problem> {
+    let mut tx = db.read().await?;
+    let since = Timestamp::from_millis(tx.now().millis() - 60_000);
+    let placed_last_minute = store::count_since(&mut tx, &group_id, since, COUNTED_MAX).await?;
+    let query = store::Query { group_id, limit: LATEST, ..store::Query::default() };
+    let data = store::list(&mut tx, query).await?.into_iter().map(OrderBody::from).collect();
+    Ok(Latest { placed_last_minute, at_least: placed_last_minute >= COUNTED_MAX, data })
+}
+
 fn default_currency() -> String {
     "USD".to_owned()
 }

@@ -203,6 +203,21 @@ pub async fn list(tx: &mut Tx, query: Query) -> sqlx::Result<Vec<Order>> {
         .collect()
 }
 
+/// How many orders were placed since then, up to `max`. By their ids, which begin with the time they were minted at.
+pub async fn count_since(tx: &mut Tx, group_id: &str, since: Timestamp, max: i64) -> sqlx::Result<i64> {
+    let first = Uuid::from_u128(u128::from(since.millis().unsigned_abs()) << 80);
+    crate::on!(tx, c => {
+        sqlx::query_scalar(
+            "SELECT count(*) FROM (SELECT 1 FROM orders_orders WHERE group_id = $1 AND id >= $2 LIMIT $3) AS recent",
+        )
+        .bind(group_id)
+        .bind(first)
+        .bind(max)
+        .fetch_one(c)
+        .await
+    })
+}
+
 fn item_from_columns(sku: String, quantity: i64, price: i64) -> sqlx::Result<Item> {
     let item = || -> Result<Item, String> {
         Ok(Item {

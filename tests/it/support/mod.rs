@@ -3,6 +3,7 @@
 mod answers;
 mod api;
 mod app;
+mod browser;
 mod database;
 pub mod kernel;
 mod postgres;
@@ -12,6 +13,7 @@ pub mod rabbit;
 pub use answers::{fields, problem, wrong_field};
 pub use api::{Api, order};
 pub use app::{App, settings};
+pub use browser::Browser;
 pub use database::{Engine, TestDb, Wire};
 pub use postgres::OwnPostgres;
 pub use process::Server;

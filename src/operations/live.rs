@@ -1,0 +1,51 @@
+//! The operator's sections of the live picture: the server, its queues, its inboxes, and the faults that are armed.
+
+use serde::Serialize;
+
+use super::Operations;
+use crate::db::Bell;
+use crate::http::live::Section;
+use crate::http::probes::Probes;
+use crate::messaging::transport::Binding;
+use crate::messaging::transport::table::bell_of;
+use crate::messaging::{faults, inbox, outbox, pause};
+
+/// The server as the dashboard's header shows it.
+#[derive(Serialize)]
+struct Server {
+    #[serde(flatten)]
+    health: serde_json::Value,
+    /// Is the fault lab open?
+    demo: bool,
+    faults: faults::Armed,
+}
+
+pub fn sections(operations: &Operations, probes: &Probes, demo: bool) -> Vec<Section> {
+    let (probes, faults) = (probes.clone(), operations.kernel.faults.clone());
+    let server = Section::shared("server", move || {
+        let (probes, faults) = (probes.clone(), faults.clone());
+        async move { Ok(Server { health: probes.steady().await, demo, faults: faults.armed() }) }
+    });
+    let ours = operations.clone();
+    let queues = Section::shared("queues", move || {
+        let ours = ours.clone();
+        async move {
+            let bindings: Vec<&Binding> = ours.topology.queues.iter().collect();
+            ours.look_at(&bindings).await
+        }
+    });
+    let db = operations.kernel.db.clone();
+    let inbox = Section::shared("inbox", move || {
+        let db = db.clone();
+        async move { Ok(inbox::tally(&mut db.read().await?).await?) }
+    });
+    vec![server, queues, inbox]
+}
+
+/// What rings when something moves.
+pub fn bells(operations: &Operations) -> Vec<Bell> {
+    let wakes = operations.kernel.db.wakes();
+    let queues = operations.topology.queues.iter().map(|binding| bell_of(&binding.queue));
+    let topics = queues.chain([outbox::BELL.to_owned(), pause::BELL.to_owned()]);
+    topics.map(|topic| wakes.bell(&topic)).collect()
+}

@@ -1,0 +1,220 @@
+// The parts that pages are made of: badges, tables, filters, dialogs, toasts, sparklines.
+
+import { Problem } from "./api.js";
+import { h, put, svg } from "./dom.js";
+
+const TONES = {
+  ok: ["reserved", "paid", "fulfilled", "held", "committed", "sent", "processed", "published", "running", "done", "redriven", "up", "ok"],
+  bad: ["rejected", "dead", "failed", "troubled", "down", "open", "unavailable"],
+  warn: ["retrying", "waiting", "paused", "expired", "unknown", "degraded", "busy", "stopped"],
+};
+const MARKS = { ok: "✓", bad: "✕", warn: "!", idle: "•" };
+
+export function toneOf(word) {
+  return Object.keys(TONES).find((tone) => TONES[tone].includes(word)) ?? "idle";
+}
+
+/** A state: a mark, a word and a colour, any of which is enough. */
+export function badge(word, tone = toneOf(word)) {
+  return h("span", { class: `badge ${tone}` }, h("span", { class: "mark", "aria-hidden": "true" }, MARKS[tone]), word);
+}
+
+export function link(href, ...children) {
+  return h("a", { href }, ...children);
+}
+
+/** An id in full on hover and on copying, short in the text. */
+export function mono(text, title) {
+  return h("span", { class: "mono", title }, text);
+}
+
+export function button(label, onclick, props = {}) {
+  return h("button", { type: "button", onclick, ...props }, label);
+}
+
+/** A button that cannot be pressed again while what it started is under way, and says what went wrong. */
+export function act(label, work, props = {}) {
+  const element = button(label, async () => {
+    if (element.getAttribute("aria-disabled") === "true") return;
+    element.setAttribute("aria-disabled", "true");
+    try {
+      await work();
+    } catch (error) {
+      if (error.name !== "AbortError") complain(error);
+    } finally {
+      element.removeAttribute("aria-disabled");
+    }
+  }, props);
+  return element;
+}
+
+/** A real table. Columns: {head, cell(row), class}. */
+export function table(caption, columns, rows, { hidden = true } = {}) {
+  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+    h("table", {},
+      h("caption", { class: hidden ? "unseen" : null }, caption),
+      h("thead", {}, h("tr", {}, columns.map((column) => h("th", { scope: "col", class: column.class }, column.head)))),
+      h("tbody", {}, rows.map((row) =>
+        h("tr", {}, columns.map((column) => h("td", { class: column.class, "data-head": column.head }, column.cell(row))))))));
+}
+
+/** What to show where there is nothing: what would be here, and how to get one. */
+export function empty(title, ...words) {
+  return h("div", { class: "empty" }, h("p", { class: "title" }, title), h("p", {}, ...words));
+}
+
+export function card(title, props, ...children) {
+  return h("section", { class: "card", ...props }, title && h("h2", {}, title), ...children);
+}
+
+/** Terms and what they are. */
+export function facts(pairs) {
+  return h("dl", { class: "facts" }, pairs.filter(Boolean).map(([term, value]) => h("div", {}, h("dt", {}, term), h("dd", {}, value))));
+}
+
+/** Text exactly as it came, never as markup; long ones are cut, the whole can be had. */
+export function verbatim(text, { label, name = "payload.txt" }) {
+  const SHOWN = 65_536;
+  const shown = text.length > SHOWN ? `${text.slice(0, SHOWN)}\n…` : text;
+  const save = () => {
+    const url = URL.createObjectURL(new Blob([text], { type: "text/plain" }));
+    h("a", { href: url, download: name }).click();
+    setTimeout(() => URL.revokeObjectURL(url), 1000);
+  };
+  return h("div", { class: "verbatim" },
+    h("div", { class: "row tools" },
+      button("Copy", () => copy(text), { class: "small" }),
+      text.length > SHOWN && button(`Save all ${text.length} characters`, save, { class: "small" })),
+    h("pre", { tabindex: "0", role: "region", "aria-label": label }, shown));
+}
+
+/** Bytes that are no text, as a hex dump. */
+export function hexdump(base64) {
+  const bytes = Uint8Array.from(atob(base64), (char) => char.charCodeAt(0));
+  const rows = [];
+  for (let at = 0; at < Math.min(bytes.length, 16_384); at += 16) {
+    const row = [...bytes.slice(at, at + 16)];
+    const digits = row.map((byte) => byte.toString(16).padStart(2, "0")).join(" ");
+    const letters = row.map((byte) => (byte >= 32 && byte < 127 ? String.fromCharCode(byte) : ".")).join("");
+    rows.push(`${at.toString(16).padStart(8, "0")}  ${digits.padEnd(47)}  ${letters}`);
+  }
+  return rows.join("\n");
+}
+
+/** Works on plain HTTP too, where browsers keep the clipboard to themselves. */
+export async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    const area = h("textarea", { class: "unseen", "aria-hidden": "true" });
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  }
+  toast("Copied.");
+}
+
+/** A line of the last minute. */
+export function sparkline() {
+  const line = svg("polyline", { class: "spark-line" });
+  const area = svg("polygon", { class: "spark-area" });
+  const element = svg("svg", { class: "spark", viewBox: "0 0 120 28", preserveAspectRatio: "none", role: "img", "aria-label": "depth over the last minute" }, area, line);
+  return {
+    element,
+    draw(points) {
+      const top = Math.max(4, ...points);
+      const at = (value, index) => `${((120 / 59) * (60 - points.length + index)).toFixed(1)},${(26 - (24 * value) / top).toFixed(1)}`;
+      const corners = points.map(at);
+      line.setAttribute("points", corners.join(" "));
+      area.setAttribute("points", corners.length ? `${corners[0].split(",")[0]},28 ${corners.join(" ")} 120,28` : "");
+      element.setAttribute("aria-label", `depth over the last minute, at most ${Math.max(0, ...points)}`);
+    },
+  };
+}
+
+export function toast(...children) {
+  const element = h("div", { class: "toast" }, ...children, button("×", () => element.remove(), { class: "plain", "aria-label": "Dismiss" }));
+  const shown = document.getElementById("toasts");
+  while (shown.children.length > 1) shown.firstChild.remove();
+  shown.append(element);
+  setTimeout(() => element.remove(), 9000);
+  return element;
+}
+
+/** Says what went wrong, in the server's words. */
+export function complain(error) {
+  const element = toast(h("strong", {}, "That did not work: "), sentence(error));
+  element.classList.add("bad");
+  if (!(error instanceof Problem)) console.error(error);
+}
+
+export function sentence(error) {
+  if (error instanceof Problem && error.isUnknownHere) return "this server does not have it yet.";
+  if (error instanceof Problem && error.status === 401) return "this server wants an API key.";
+  if (error instanceof Problem && error.status === 403) return `your key does not allow it: ${error.message}.`;
+  const id = error.requestId ? ` (request ${error.requestId})` : "";
+  return `${error.message ?? error}${id}`;
+}
+
+/** What a page shows in place of what it could not get. */
+export function failure(error, what) {
+  if (error instanceof Problem && error.isUnknownHere) {
+    return empty(`This server does not have ${what}.`, "It is an older version, or runs without that part. See ", link("/docs/", "its API"), " for what there is.");
+  }
+  return h("div", { class: "empty bad", role: "alert" },
+    h("p", { class: "title" }, `Cannot show ${what} just now.`), h("p", {}, sentence(error)));
+}
+
+/**
+ * Asks for a few values and does something with them. Fields: {name, label, type, value, min, max, options, hint,
+ * required}. `work` gets the values; the dialog stays open with the problem if it fails.
+ */
+export function ask({ title, words, fields = [], confirm = "Do it", danger = false, work }) {
+  const problem = h("p", { class: "problem", role: "alert" });
+  const inputs = fields.map((field) => [field, input(field)]);
+  const submit = h("button", { type: "submit", class: danger ? "danger" : "primary" }, confirm);
+  const dialog = h("dialog", { "aria-labelledby": "dialog-title", onclose: () => dialog.remove() },
+    h("form", {
+      onsubmit: async (event) => {
+        event.preventDefault();
+        submit.disabled = true;
+        try {
+          await work(Object.fromEntries(inputs.map(([field, element]) => [field.name, element.value.trim()])));
+          dialog.close();
+        } catch (error) {
+          put(problem, sentence(error));
+          submit.disabled = false;
+        }
+      },
+    },
+    h("h2", { id: "dialog-title" }, title),
+    words && h("p", {}, words),
+    inputs.map(([field, element]) => labelled(field.label, element, field.hint)),
+    problem,
+    h("div", { class: "row end" }, button("Cancel", () => dialog.close()), submit)));
+  document.body.append(dialog);
+  dialog.showModal();
+}
+
+let fresh = 0;
+
+export function labelled(label, element, hint) {
+  element.id ||= `field-${(fresh += 1)}`;
+  const about = hint && h("span", { class: "hint", id: `${element.id}-hint` }, hint);
+  if (about) element.setAttribute("aria-describedby", about.id);
+  return h("div", { class: "field" }, h("label", { for: element.id }, label), element, about);
+}
+
+export function input({ type = "text", value = "", options, name, min, max, required, placeholder, maxlength }) {
+  if (options) {
+    const element = h("select", { name, required }, options.map((option) => {
+      const [key, words] = Array.isArray(option) ? option : [option, option || "any"];
+      return h("option", { value: key }, words);
+    }));
+    element.value = value;
+    return element;
+  }
+  return h("input", { type, name, min, max, required, placeholder, maxlength, value, autocomplete: "off", spellcheck: "false" });
+}

@@ -1,0 +1,36 @@
+// From any id to the page about it.
+
+import { find, path, query } from "./api.js";
+import { complain, toast } from "./parts.js";
+import { navigate } from "./router.js";
+
+const UUID = /^[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}$/i;
+
+export async function jump(words) {
+  if (!words) return;
+  try {
+    const url = await look(words);
+    if (url) navigate(url);
+    else toast(`Nothing here is called “${words}”.`);
+  } catch (error) {
+    complain(error);
+  }
+}
+
+async function look(words) {
+  const order = await find(path`/v1/orders/${words}`);
+  if (order) return path`/orders/${order.number}`;
+  const reservation = await find(path`/v1/reservations/${words}`);
+  if (reservation) return path`/orders/${reservation.order_id}`;
+  if (UUID.test(words)) {
+    if (await find(path`/v1/dead-letters/${words}`)) return path`/dead-letters/${words}`;
+    const seen = await find(`/v1/inbox${query({ event_id: words, limit: 1 })}`);
+    if (seen?.data.length) return `/inbox${query({ event_id: words })}`;
+    const row = await find(path`/v1/outbox/${words}`);
+    if (row) return `/outbox${query({ aggregate_id: row.aggregate_id })}`;
+    return null;
+  }
+  if (await find(path`/v1/stock/${words}`)) return `/stock${query({ sku: words })}`;
+  const theirs = await find(`/v1/orders${query({ customer_id: words, limit: 1 })}`);
+  return theirs?.data.length ? `/orders${query({ customer_id: words })}` : null;
+}
