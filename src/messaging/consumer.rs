@@ -192,6 +192,7 @@ impl<R: Reaction> Consumer<R> {
         // to work, or an outage would use them up.
         self.check_database().await?;
         let mut subscription = self.kernel.transport.subscribe(&self.queue).await?;
+        subscription.open_hatch(2 * self.kernel.tuning.batch);
         let mut swept_at = Instant::now();
         tokio::pin!(stopping);
         let ended = loop {
@@ -597,7 +598,7 @@ impl<R: Reaction> Consumer<R> {
                         consumer = R::NAME, event.id = %event_id, attempts = attempt, ?delay, %error, "RETRY {} {}",
                         R::NAME, message.key
                     );
-                    books.retries.push(Entry::retry(&message.event, &message.body, &self.queue, attempt, delay));
+                    books.retries.push(Entry::retry(&message.event, message.body.clone(), &self.queue, attempt, delay));
                     books.marks.push(mark(State::Retrying, Some(delay), None, Some(error)));
                     Settle::AckRetry
                 }
