@@ -282,10 +282,11 @@ impl Settings {
         if self.lease < Duration::from_secs(1) || self.lease <= self.poll {
             bail!("STOCKADE_LEASE must be at least 1s and longer than STOCKADE_POLL, or batches are taken over midway");
         }
-        if self.handler_timeout.is_zero() || self.lease <= self.handler_timeout {
+        let calls_outside = self.notify_channel != NotifyChannel::Log;
+        if self.handler_timeout.is_zero() || (calls_outside && self.lease <= self.handler_timeout) {
             bail!(
-                "STOCKADE_LEASE must be longer than STOCKADE_HANDLER_TIMEOUT, and that longer than nothing, or calls are \
-                 taken over while they are made"
+                "STOCKADE_HANDLER_TIMEOUT must be longer than nothing and shorter than STOCKADE_LEASE, or calls are taken \
+                 over while they are made"
             );
         }
         if self.outside_calls == 0 {

@@ -12,6 +12,8 @@ use crate::messaging::outside::{Answer, Concluded, Outside};
 use crate::messaging::{Message, Outcome, Reaction};
 use crate::orders::events::{CANCELLED, EXPIRED, PAID};
 
+/// By default to the log.
+#[derive(Default)]
 pub struct Notifications {
     /// `None`: the log.
     pub channel: Option<Channel>,

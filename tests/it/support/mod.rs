@@ -18,7 +18,7 @@ pub use browser::Browser;
 pub use database::{Engine, TestDb, Wire};
 pub use postgres::OwnPostgres;
 pub use process::Server;
-pub use receiver::{Mails, Posted, Reply, Taking, Webhooks};
+pub use receiver::{Mails, Reply, Taking, Webhooks};
 
 use std::time::Duration;
 
