@@ -193,6 +193,8 @@ impl<R: Reaction> Consumer<R> {
         // to work, or an outage would use them up.
         self.check_database().await?;
         let mut subscription = self.kernel.transport.subscribe(&self.queue).await?;
+        // Said now: the first batch may make calls that take their time.
+        self.pulse.set(LoopState::Running);
         let mut swept_at = Instant::now();
         tokio::pin!(stopping);
         let ended = loop {

@@ -5,8 +5,8 @@ use serde_json::json;
 use super::{by_webhook, inbox_row, until_letter, until_notice, until_sent};
 use crate::support::{Api, Engine, Reply, Server, TestDb, Webhooks, each_database, eventually};
 
-/// Taken over within seconds, with a call cut off before that.
-const SHORT: [&str; 4] = ["--lease", "2s", "--handler-timeout", "1900ms"];
+/// Taken over within seconds, with a call cut off before that; a broker misses its peer as soon.
+const SHORT: [&str; 6] = ["--lease", "2s", "--handler-timeout", "1900ms", "--amqp-heartbeat", "1s"];
 
 each_database!(
     a_call_that_died_is_unknown_and_made_again,
