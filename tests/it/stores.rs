@@ -433,7 +433,7 @@ async fn a_notice_in_doubt_stays_so_until_it_is_sent(db: TestDb) {
     let order_id = mint_id();
     let begun = NewNotice { channel: "webhook", state: NoticeState::Sending, ..notice("g", order_id, Kind::Paid) };
     let other = NewNotice { event_id: mint_id(), ..begun.clone() };
-    assert_eq!(notifications::begin_many(&mut tx, &[begun.clone()], NOW).await.unwrap(), [begun.event_id]);
+    assert_eq!(notifications::begin_many(&mut tx, std::slice::from_ref(&begun), NOW).await.unwrap(), [begun.event_id]);
     assert!(notifications::begin_many(&mut tx, &[other], NOW).await.unwrap().is_empty(), "the first event's");
     for (ended, shown) in [
         (NoticeState::Pending, "pending"),
@@ -442,7 +442,10 @@ async fn a_notice_in_doubt_stays_so_until_it_is_sent(db: TestDb) {
         (NoticeState::Failed, "unknown"),
         (NoticeState::Sent, "sent"),
     ] {
-        assert_eq!(notifications::begin_many(&mut tx, &[begun.clone()], NOW).await.unwrap(), [begun.event_id]);
+        assert_eq!(
+            notifications::begin_many(&mut tx, std::slice::from_ref(&begun), NOW).await.unwrap(),
+            [begun.event_id]
+        );
         let attempt = |event_id| Attempt {
             group_id: "g".into(),
             order_id,

@@ -105,10 +105,15 @@ pub async fn renew_many(
     lease: Duration,
     _now: Timestamp,
 ) -> sqlx::Result<()> {
+    // Locked rows are being concluded or taken over: not waited for, so that this cannot deadlock with either.
     sqlx::query(
-        "UPDATE messaging_inbox i SET lease_until = clock_timestamp() + $5 * interval '1 ms'
-         FROM UNNEST($2::uuid[], $3::uuid[], $4::bigint[]) AS m(event_id, token, version)
-         WHERE i.consumer = $1 AND i.event_id = m.event_id AND i.lock_token = m.token AND i.version = m.version",
+        "WITH held AS MATERIALIZED (
+             SELECT i.event_id FROM messaging_inbox i
+             JOIN UNNEST($2::uuid[], $3::uuid[], $4::bigint[]) AS m(event_id, token, version) USING (event_id)
+             WHERE i.consumer = $1 AND i.lock_token = m.token AND i.version = m.version
+             FOR UPDATE OF i SKIP LOCKED)
+         UPDATE messaging_inbox i SET lease_until = clock_timestamp() + $5 * interval '1 ms'
+         FROM held WHERE i.consumer = $1 AND i.event_id = held.event_id",
     )
     .bind(consumer)
     .bind(claims.iter().map(|claim| claim.event_id).collect::<Vec<_>>())
