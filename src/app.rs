@@ -14,7 +14,7 @@ use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 
 use crate::clock::{Clock, mint_id};
-use crate::config::{Part, Settings};
+use crate::config::{NotifyChannel, Part, Settings};
 use crate::db::Db;
 use crate::http::caller::DEFAULT_GROUP;
 use crate::http::live::{self, Live, Section};
@@ -35,6 +35,7 @@ use crate::messaging::transport::rabbit::Rabbit;
 use crate::messaging::transport::table::TableQueue;
 use crate::messaging::transport::{Binding, Condition, Topology, Transport, Way};
 use crate::messaging::{Kernel, Origin, Reaction, jobs, mending};
+use crate::notifications::channels::{Channel, Smtp, Webhook};
 use crate::notifications::reactions::Notifications;
 use crate::numbers::Numbers;
 use crate::operations::audit::{self, Audits, Report, Scope};
@@ -57,6 +58,7 @@ pub struct Builder {
     settings: Settings,
     demo: bool,
     clock: Clock,
+    /// Beside the built-in ones.
     members: Vec<Member>,
     schemas: Vec<&'static str>,
     routes: Vec<Box<dyn FnOnce(&Db) -> OpenApiRouter + Send>>,
@@ -88,13 +90,8 @@ impl Member {
 
 impl Builder {
     pub fn new(settings: Settings) -> Self {
-        let members = vec![
-            Member::of(Orders { hold: settings.hold_time }, settings.runs(Part::Orders)),
-            Member::of(Inventory { numbers: Arc::new(Numbers::new("RES")) }, settings.runs(Part::Inventory)),
-            Member::of(Notifications, settings.runs(Part::Notifications)),
-            Member::of(Ledger, settings.runs(Part::Ledger)),
-        ];
-        Self { settings, demo: false, clock: Clock::System, members, schemas: Vec::new(), routes: Vec::new() }
+        let (schemas, routes) = (Vec::new(), Vec::new());
+        Self { settings, demo: false, clock: Clock::System, members: Vec::new(), schemas, routes }
     }
 
     /// Adds a module: its queue is declared, its consumer run, its dead letters filed.
@@ -133,11 +130,13 @@ impl Builder {
         if self.demo && !settings.listen.ip().is_loopback() {
             anyhow::bail!("the fault lab is for loopback addresses only; {} is none", settings.listen);
         }
+        let mut members = built_in(&settings, &self.clock)?;
+        members.extend(self.members);
         let db = Db::open(&settings.database(), self.clock).await?;
         for sql in self.schemas {
             db.create(sql).await.context("cannot create a module's tables")?;
         }
-        let topology = topology(&self.members, &settings);
+        let topology = topology(&members, &settings);
         let transport = match settings.rabbit()? {
             None => Transport::Table(TableQueue::new(db.clone(), settings.lease)),
             Some(options) => Transport::Rabbit(Rabbit::try_new(options).map_err(anyhow::Error::msg)?),
@@ -209,7 +208,7 @@ impl Builder {
             let retention = Retention::new(kernel.clone(), vec![keys]);
             lifecycle.spawn(Stage::Work, retention::NAME, |stop| retention.run(stop));
         }
-        spawn_all(&lifecycle, &kernel, topology, &settings, self.members, clerk, listener, router);
+        spawn_all(&lifecycle, &kernel, topology, &settings, members, clerk, listener, router);
         let present = kernel.clone();
         lifecycle.spawn(Stage::Helpers, "presence", |stop| {
             instances::beat(present, me, address.to_string(), stop.cancelled_owned())
@@ -225,7 +224,7 @@ impl Builder {
 /// Checks every promise on a database without serving it, beside the server if there is one.
 pub async fn audit(settings: Settings) -> anyhow::Result<Report> {
     let db = Db::open_read_only(&settings.database(), Clock::System).await?;
-    let topology = topology(&Builder::new(settings.clone()).members, &settings);
+    let topology = topology(&built_in(&settings, &Clock::System)?, &settings);
     let depths = match settings.rabbit()? {
         None => audit::depths(&Transport::Table(TableQueue::new(db.clone(), settings.lease)), &topology.queues).await?,
         // Only a server is connected to the broker: what may still be in its queues is asked of nobody.
@@ -242,7 +241,7 @@ pub async fn try_broker(settings: &Settings) -> anyhow::Result<String> {
         return Ok("embedded: tables of the database".to_owned());
     };
     let transport = Transport::Rabbit(Rabbit::try_new(options).map_err(anyhow::Error::msg)?);
-    transport.declare(&topology(&Builder::new(settings.clone()).members, settings)).await?;
+    transport.declare(&topology(&built_in(settings, &Clock::System)?, settings)).await?;
     let connected = async {
         transport.until_open(Way::Out).await;
         transport.until_open(Way::In).await;
@@ -259,6 +258,39 @@ pub async fn try_broker(settings: &Settings) -> anyhow::Result<String> {
         Some(Condition::Down(why)) => anyhow::bail!("{why}"),
         _ => Ok("rabbitmq: connected, exchanges and queues have the arguments that are wanted".to_owned()),
     }
+}
+
+fn built_in(settings: &Settings, clock: &Clock) -> anyhow::Result<Vec<Member>> {
+    let notifications =
+        Notifications { channel: channel(settings, clock)?, repeats_unknown: settings.notify_repeat_unknown };
+    Ok(vec![
+        Member::of(Orders { hold: settings.hold_time }, settings.runs(Part::Orders)),
+        Member::of(Inventory { numbers: Arc::new(Numbers::new("RES")) }, settings.runs(Part::Inventory)),
+        Member::of(notifications, settings.runs(Part::Notifications)),
+        Member::of(Ledger, settings.runs(Part::Ledger)),
+    ])
+}
+
+/// The way to the customers; `None` is the log.
+fn channel(settings: &Settings, clock: &Clock) -> anyhow::Result<Option<Channel>> {
+    fn given<'a>(setting: &'a Option<String>, name: &str, channel: &str) -> anyhow::Result<&'a str> {
+        setting.as_deref().with_context(|| format!("STOCKADE_NOTIFY_CHANNEL={channel} needs {name}"))
+    }
+    let timeout = settings.handler_timeout;
+    Ok(match settings.notify_channel {
+        NotifyChannel::Log => None,
+        NotifyChannel::Webhook => {
+            let url = given(&settings.webhook_url, "STOCKADE_WEBHOOK_URL", "webhook")?;
+            let secret = given(&settings.webhook_secret, "STOCKADE_WEBHOOK_SECRET", "webhook")?;
+            Some(Channel::Webhook(Webhook::try_new(url, secret, timeout, clock.clone())?))
+        }
+        NotifyChannel::Smtp => {
+            let url = given(&settings.smtp_url, "STOCKADE_SMTP_URL", "smtp")?;
+            let from = given(&settings.smtp_from, "STOCKADE_SMTP_FROM", "smtp")?;
+            let to = given(&settings.smtp_to, "STOCKADE_SMTP_TO", "smtp")?;
+            Some(Channel::Smtp(Smtp::try_new(url, from, to, timeout)?))
+        }
+    })
 }
 
 fn topology(members: &[Member], settings: &Settings) -> Topology {

@@ -9,6 +9,7 @@ use clap::{Args, Parser, ValueEnum};
 
 use crate::clock::in_words;
 use crate::messaging::Tuning;
+use crate::messaging::outside;
 use crate::messaging::retention::Keep;
 use crate::messaging::retry::Backoff;
 use crate::messaging::transport::rabbit::{self, ExtraQueue};
@@ -27,6 +28,14 @@ pub enum Part {
     DeadLetters,
     /// Everything.
     All,
+}
+
+/// How customers are told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum NotifyChannel {
+    Log,
+    Webhook,
+    Smtp,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -140,6 +149,43 @@ pub struct Settings {
     #[arg(long, env = "STOCKADE_RETRY_CAP", default_value = "60s", value_parser = humantime::parse_duration)]
     pub retry_cap: Duration,
 
+    /// How long a call to the outside may take; then nobody knows whether it went through. Shorter than the lease.
+    #[arg(long, env = "STOCKADE_HANDLER_TIMEOUT", default_value = "30s", value_parser = humantime::parse_duration)]
+    pub handler_timeout: Duration,
+
+    /// Calls to the outside that a consumer makes at once.
+    #[arg(long, env = "STOCKADE_OUTSIDE_CALLS", default_value_t = 64)]
+    pub outside_calls: usize,
+
+    /// How customers are told: `log` writes the notice and no more, `webhook` posts it to a URL, `smtp` mails it.
+    #[arg(long, env = "STOCKADE_NOTIFY_CHANNEL", value_enum, default_value = "log")]
+    pub notify_channel: NotifyChannel,
+
+    /// Whether a notice is sent again if nobody knows whether it went through. If not set: yes by webhook, whose receiver
+    /// can tell a repeat by its Idempotency-Key; no by mail, which has none.
+    #[arg(long, env = "STOCKADE_NOTIFY_REPEAT_UNKNOWN", action = clap::ArgAction::Set)]
+    pub notify_repeat_unknown: Option<bool>,
+
+    /// Where the webhook posts to, `https://…` or `http://…`.
+    #[arg(long, env = "STOCKADE_WEBHOOK_URL", hide_env_values = true)]
+    pub webhook_url: Option<String>,
+
+    /// What webhooks are signed with: `whsec_` and Base64, or any text of 16 characters or more.
+    #[arg(long, env = "STOCKADE_WEBHOOK_SECRET", hide_env_values = true)]
+    pub webhook_secret: Option<String>,
+
+    /// The mail server: `smtps://USER:PASSWORD@HOST`, or `smtp://HOST:PORT` with `?tls=required` for STARTTLS.
+    #[arg(long, env = "STOCKADE_SMTP_URL", hide_env_values = true)]
+    pub smtp_url: Option<String>,
+
+    /// Whom mail is from, as in `Stockade <orders@example.com>`.
+    #[arg(long, env = "STOCKADE_SMTP_FROM")]
+    pub smtp_from: Option<String>,
+
+    /// Whom mail goes to. Events name customers, not their addresses: this is a mailbox that knows them, or your own.
+    #[arg(long, env = "STOCKADE_SMTP_TO")]
+    pub smtp_to: Option<String>,
+
     /// How long an event may wait for its predecessor before it becomes a dead letter.
     #[arg(long, env = "STOCKADE_WAIT_DEADLINE", default_value = "15m", value_parser = humantime::parse_duration)]
     pub wait_deadline: Duration,
@@ -236,6 +282,16 @@ impl Settings {
         if self.lease < Duration::from_secs(1) || self.lease <= self.poll {
             bail!("STOCKADE_LEASE must be at least 1s and longer than STOCKADE_POLL, or batches are taken over midway");
         }
+        let calls_outside = self.notify_channel != NotifyChannel::Log;
+        if self.handler_timeout.is_zero() || (calls_outside && self.lease <= self.handler_timeout) {
+            bail!(
+                "STOCKADE_HANDLER_TIMEOUT must be longer than nothing and shorter than STOCKADE_LEASE, or calls are taken \
+                 over while they are made"
+            );
+        }
+        if self.outside_calls == 0 {
+            bail!("STOCKADE_OUTSIDE_CALLS must be at least 1");
+        }
         if self.retry_max == 0 || self.outbox_max_attempts == 0 {
             bail!("STOCKADE_RETRY_MAX and STOCKADE_OUTBOX_MAX_ATTEMPTS must be at least 1");
         }
@@ -260,13 +316,20 @@ impl Settings {
             );
         }
         let tuning = self.tuning();
+        // Only the webhook's receiver can ask for that.
+        let put_off = match self.notify_channel {
+            NotifyChannel::Webhook => outside::AFTER_MAX * self.retry_max,
+            NotifyChannel::Log | NotifyChannel::Smtp => Duration::ZERO,
+        };
         let horizons = [
             ("publishing, STOCKADE_OUTBOX_MAX_ATTEMPTS times", tuning.outbox_backoff.horizon()),
             ("retries, STOCKADE_RETRY_MAX times", tuning.retry.horizon()),
+            ("receivers that put a retry off, STOCKADE_RETRY_MAX times", put_off),
             ("waiting for a predecessor, STOCKADE_WAIT_DEADLINE", self.wait_deadline),
             ("dead letters, STOCKADE_DLQ_RETENTION", self.dlq_retention),
             ("replays, STOCKADE_ARCHIVE_RETENTION", self.archive_retention),
         ];
+        let horizons = horizons.into_iter().filter(|(_, horizon)| !horizon.is_zero()).collect::<Vec<_>>();
         let needed: Duration = horizons.iter().map(|(_, horizon)| *horizon).sum();
         if self.inbox_retention < needed {
             let terms: Vec<String> =
@@ -360,6 +423,9 @@ impl Settings {
             batch: self.batch,
             poll: self.poll,
             retry: Backoff { base: self.retry_base, cap: self.retry_cap, attempts_max: self.retry_max },
+            calls_max: self.outside_calls,
+            call_timeout: self.handler_timeout,
+            call_lease: self.lease,
             wait_deadline: self.wait_deadline,
             event_bytes_max: usize::try_from(self.max_event.as_u64()).unwrap_or(usize::MAX),
             keep: Keep {

@@ -42,15 +42,22 @@ pub struct Hatch {
     lease: Duration,
     passed: mpsc::UnboundedReceiver<Parcel>,
     arrived: VecDeque<Parcel>,
-    inside: Arc<AtomicUsize>,
+    filling: Arc<Filling>,
+}
+
+/// How full a hatch is. It has room for twice what its reader takes at a time: more would only keep messages from
+/// readers elsewhere who may be quicker.
+#[derive(Default)]
+struct Filling {
+    inside: AtomicUsize,
+    room: AtomicUsize,
 }
 
 /// The writer's side. While there is one, the hatch does not close.
 #[derive(Clone)]
 pub struct Pledge {
     passed: mpsc::UnboundedSender<Parcel>,
-    inside: Arc<AtomicUsize>,
-    room: usize,
+    filling: Arc<Filling>,
     lease: Duration,
 }
 
@@ -66,18 +73,19 @@ impl Hatches {
         self.token
     }
 
-    /// Opens a hatch for about `room` parcels at a time, whose rows are leased for `lease`.
-    pub fn open(&self, name: &str, room: usize, lease: Duration) -> Hatch {
+    /// Opens a hatch for rows that are leased for `lease`.
+    pub fn open(&self, name: &str, lease: Duration) -> Hatch {
         let (sender, passed) = mpsc::unbounded_channel();
-        let inside = Arc::new(AtomicUsize::new(0));
-        let pledge = Pledge { passed: sender, inside: inside.clone(), room, lease };
-        self.lock().insert(name.to_owned(), pledge);
-        Hatch { name: name.to_owned(), hatches: self.clone(), lease, passed, arrived: VecDeque::new(), inside }
+        let filling = Arc::<Filling>::default();
+        self.lock().insert(name.to_owned(), Pledge { passed: sender, filling: filling.clone(), lease });
+        Hatch { name: name.to_owned(), hatches: self.clone(), lease, passed, arrived: VecDeque::new(), filling }
     }
 
     /// The hatches that have room.
     pub fn with_room(&self) -> HashMap<String, Pledge> {
-        let has_room = |(_, pledge): &(&String, &Pledge)| pledge.inside.load(Ordering::Relaxed) < pledge.room;
+        let has_room = |(_, Pledge { filling, .. }): &(&String, &Pledge)| {
+            filling.inside.load(Ordering::Relaxed) < filling.room.load(Ordering::Relaxed)
+        };
         self.lock().iter().filter(has_room).map(|(name, pledge)| (name.clone(), pledge.clone())).collect()
     }
 
@@ -92,7 +100,7 @@ impl Pledge {
     }
 
     pub fn pass(&self, parcel: Parcel) {
-        self.inside.fetch_add(1, Ordering::Relaxed);
+        self.filling.inside.fetch_add(1, Ordering::Relaxed);
         // A reader that is gone without closing leaves the row to the end of its lease.
         let _ = self.passed.send(parcel);
     }
@@ -111,11 +119,12 @@ impl Hatch {
 
     /// Takes up to `max` of what is there. What has lain too long to be dealt with within its lease is left to the table.
     pub fn take(&mut self, max: usize) -> Vec<Parcel> {
+        self.filling.room.store(2 * max, Ordering::Relaxed);
         let mut taken = Vec::new();
         while taken.len() < max
             && let Some(parcel) = self.arrived.pop_front().or_else(|| self.passed.try_recv().ok())
         {
-            self.inside.fetch_sub(1, Ordering::Relaxed);
+            self.filling.inside.fetch_sub(1, Ordering::Relaxed);
             if parcel.passed_at.elapsed() < self.lease / 2 {
                 taken.push(parcel);
             }

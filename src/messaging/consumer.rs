@@ -21,7 +21,7 @@ use uuid::Uuid;
 
 use super::event::{self, Event, Label, Message, Unreadable};
 use super::health::{LoopState, Pulse};
-use super::inbox::{self, Action, Arrival, Effect, Mark, Met, State};
+use super::inbox::{self, Action, Arrival, Claim, Mark, Met, State};
 use super::outbox::{self, Entry};
 use super::transport::{Delivery, RawMessage, Subscription, Tag, TransportError, Way};
 use super::waiting::{self, Ran, Wait, Waking};
@@ -47,18 +47,18 @@ const ERROR_CHARS_MAX: usize = 2000;
 
 pub struct Consumer<R> {
     pub(super) kernel: Kernel,
-    reaction: R,
+    pub(super) reaction: R,
     pub(super) queue: String,
-    pulse: Pulse,
+    pub(super) pulse: Pulse,
 }
 
 /// A message that passed the gate, with the delivery it came in.
-struct Item<F> {
-    tag: Tag,
+pub(super) struct Item<F> {
+    pub tag: Tag,
     deliveries: u32,
     /// Set on a retry or redrive: how many attempts went before it.
     retry_after_attempts: Option<i32>,
-    message: Message<F>,
+    pub message: Message<F>,
     /// Over once the item is dealt with.
     _span: Span,
 }
@@ -68,7 +68,7 @@ impl<F> Item<F> {
     /// was the due time that sent it, and a clock stepping back must not leave the event with nobody to run it.
     fn meets(&self, met: Met) -> Met {
         let awaited = self.retry_after_attempts == Some(met.attempts);
-        Met { due: met.due || (awaited && met.state == State::Retrying), ..met }
+        if awaited && met.state == State::Retrying { Met { due_in: Duration::ZERO, ..met } } else { met }
     }
 }
 
@@ -129,6 +129,7 @@ pub(super) struct Books {
     pub marks: Vec<Mark>,
     waits: Vec<Wait>,
     retries: Vec<Entry>,
+    claims: Vec<Claim>,
     /// New events that are simply done, whose inbox row says so already.
     done_at_once: usize,
 }
@@ -192,7 +193,9 @@ impl<R: Reaction> Consumer<R> {
         // to work, or an outage would use them up.
         self.check_database().await?;
         let mut subscription = self.kernel.transport.subscribe(&self.queue).await?;
-        subscription.open_hatch(2 * self.kernel.tuning.batch);
+        subscription.open_hatch();
+        // Said now: the first batch may make calls that take their time.
+        self.pulse.set(LoopState::Running);
         let mut swept_at = Instant::now();
         tokio::pin!(stopping);
         let ended = loop {
@@ -261,7 +264,7 @@ impl<R: Reaction> Consumer<R> {
     async fn deal_with_next(&self, subscription: &mut Subscription) -> Result<(usize, Vec<Tag>), TransportError> {
         // In the fault lab a consumer may be told to dawdle; it then takes one at a time, so that each is slow.
         let dawdle = self.kernel.faults.delay(R::NAME);
-        let batch = if dawdle.is_some() { 1 } else { self.kernel.tuning.batch };
+        let batch = if dawdle.is_some() { 1 } else { self.batch_max() };
         let deliveries = subscription.take(batch).await?;
         let count = deliveries.len();
         if count == 0 {
@@ -377,7 +380,10 @@ impl<R: Reaction> Consumer<R> {
                 continue;
             }
             match self.run_once(items, waking).await {
-                Ok(done) => settled.extend(done),
+                Ok((done, claimed)) => {
+                    settled.extend(done);
+                    settled.extend(self.call_all(items, &claimed).await);
+                }
                 Err(Failure::Database(error)) if Trouble::of(&error).is_passing() => return Err(error),
                 Err(Failure::Woken(error)) if waking == Waking::Now => {
                     tracing::warn!(consumer = R::NAME, %error, "an event that waited for this batch fails; left to the sweep");
@@ -394,7 +400,7 @@ impl<R: Reaction> Consumer<R> {
     }
 
     /// Runs a transaction again while it merely loses to others, or may have minted a number that was taken.
-    async fn run_once(&self, items: &[Item<R::Fact>], waking: Waking) -> Result<Vec<(Tag, Settle)>, Failure> {
+    async fn run_once(&self, items: &[Item<R::Fact>], waking: Waking) -> Result<Decided, Failure> {
         let mut reruns = 0;
         loop {
             match self.attempt(items, waking).await {
@@ -408,9 +414,12 @@ impl<R: Reaction> Consumer<R> {
     }
 
     /// One transaction: inbox, reaction, bookkeeping, what waited for it, commit.
-    async fn attempt(&self, items: &[Item<R::Fact>], waking: Waking) -> Result<Vec<(Tag, Settle)>, Failure> {
+    async fn attempt(&self, items: &[Item<R::Fact>], waking: Waking) -> Result<Decided, Failure> {
         let mut tx = self.kernel.db.begin().await?;
-        let plan = self.plan(&mut tx, items).await?;
+        let mut plan = self.plan(&mut tx, items).await?;
+        if !plan.stale.is_empty() {
+            self.take_over(&mut tx, items, &mut plan).await?;
+        }
         let batch: Vec<&Message<R::Fact>> = plan.run.iter().map(|(index, _)| &items[*index].message).collect();
         let failing = self.kernel.faults.failures(R::NAME, batch.len());
         let mut outcomes = vec![Outcome::retry("the fault lab let it fail"); failing];
@@ -418,7 +427,7 @@ impl<R: Reaction> Consumer<R> {
             outcomes.extend(self.react(&mut tx, &batch[failing..]).await?);
         }
         let mut settled = plan.settled;
-        let decided = self.keep_books(&mut tx, items, &plan.run, &outcomes).await?;
+        let (decided, claimed) = self.keep_books(&mut tx, items, &plan.run, &outcomes).await?;
         settled.extend(decided);
         if !plan.duplicates.is_empty() {
             inbox::count_duplicates(&mut tx, R::NAME, &plan.duplicates).await?;
@@ -430,7 +439,7 @@ impl<R: Reaction> Consumer<R> {
         self.kernel.faults.reach("consumer.after_commit", R::NAME);
         self.reaction.committed(&batch[failing..], &outcomes[failing..]);
         self.tell_committed(woken);
-        Ok(settled)
+        Ok((settled, claimed))
     }
 
     /// Tells the reaction of kept events that were run.
@@ -478,17 +487,24 @@ impl<R: Reaction> Consumer<R> {
             [] => HashMap::new(),
             known => inbox::meet(tx, R::NAME, known, now).await?.into_iter().collect(),
         };
-        let mut too_old = Vec::new();
+        let (mut too_old, mut later) = (Vec::new(), Vec::new());
         for (index, arrival) in arrivals {
             let item = &items[index];
             let met = met.get(&arrival.event.event_id).map(|met| item.meets(met.clone()));
-            match inbox::decide(met.as_ref(), arrival.body_hash, Effect::Inside) {
+            match inbox::decide(met.as_ref(), arrival.body_hash) {
                 Action::Run if self.may_have_forgotten(arrival.event, met.as_ref(), now) => too_old.push((index, met)),
-                Action::Run | Action::TakeOver => plan.run.push((index, met)),
-                Action::Dismiss | Action::Later => plan.dismiss(item.tag, arrival.event.event_id),
+                Action::Run => plan.run.push((index, met)),
+                Action::TakeOver => plan.stale.extend(met.map(|met| (index, met))),
+                Action::Later => {
+                    let delay = met.map(|met| met.due_in).unwrap_or_default();
+                    later.push(Entry::again(arrival.event, item.message.body.clone(), &self.queue, delay));
+                    plan.settled.push((item.tag, Settle::AckRetry));
+                }
+                Action::Dismiss => plan.dismiss(item.tag, arrival.event.event_id),
                 Action::RejectAgain | Action::Quarantine => plan.settled.push((item.tag, Settle::Reject)),
             }
         }
+        outbox::append_many(tx, &later).await?;
         // A repeat shares the fate of the copy before it: dead stays dead, anything else is a duplicate.
         for index in std::mem::take(&mut plan.repeats) {
             let id = items[index].message.event.event_id;
@@ -502,7 +518,7 @@ impl<R: Reaction> Consumer<R> {
             let memory = in_words(self.kernel.tuning.keep.inbox);
             let error = format!("it is older than the {memory} that the inbox remembers: it may have been dealt with");
             let outcomes = vec![Outcome::Reject { reason: event::TOO_OLD, error }; too_old.len()];
-            plan.settled.extend(self.keep_books(tx, items, &too_old, &outcomes).await?);
+            plan.settled.extend(self.keep_books(tx, items, &too_old, &outcomes).await?.0);
         }
         Ok(plan)
     }
@@ -514,14 +530,16 @@ impl<R: Reaction> Consumer<R> {
     }
 
     /// Writes what the outcomes mean: nothing for a new event that is done, else its mark, its wait, its retry row.
-    async fn keep_books(
+    pub(super) async fn keep_books(
         &self,
         tx: &mut Tx,
         items: &[Item<R::Fact>],
         run: &[(usize, Option<Met>)],
         outcomes: &[Outcome],
-    ) -> sqlx::Result<Vec<(Tag, Settle)>> {
+    ) -> sqlx::Result<Decided> {
         let mut books = Books::default();
+        let mut claimed = Vec::new();
+        let token = mint_id();
         let mut settled = Vec::with_capacity(run.len());
         for ((index, met), outcome) in run.iter().zip(outcomes) {
             let item = &items[*index];
@@ -529,6 +547,15 @@ impl<R: Reaction> Consumer<R> {
                 (None, Outcome::Done) => {
                     books.done_at_once += 1;
                     Settle::Ack
+                }
+                (met, Outcome::Call) => {
+                    assert!(self.reaction.outside().is_some(), "{} must say how to call the outside", R::NAME);
+                    let (version, attempts) = met.as_ref().map_or((0, 0), |met| (met.version, met.attempts));
+                    let event_id = item.message.event.event_id;
+                    let claim = Claim { event_id, token, version: version + 1, attempt: attempts + 1 };
+                    books.claims.push(claim);
+                    claimed.push((*index, claim));
+                    continue;
                 }
                 (met, outcome) => {
                     let attempts = met.as_ref().map_or(0, |met| met.attempts);
@@ -538,7 +565,7 @@ impl<R: Reaction> Consumer<R> {
             settled.push((item.tag, settle));
         }
         self.write_books(tx, &books).await?;
-        Ok(settled)
+        Ok((settled, claimed))
     }
 
     pub(super) async fn write_books(&self, tx: &mut Tx, books: &Books) -> sqlx::Result<()> {
@@ -547,6 +574,10 @@ impl<R: Reaction> Consumer<R> {
             let now = tx.now();
             inbox::mark_many(tx, R::NAME, &books.marks, now).await?;
             outbox::append_many(tx, &books.retries).await?;
+        }
+        if !books.claims.is_empty() {
+            let now = tx.now();
+            inbox::claim_many(tx, R::NAME, &books.claims, self.kernel.tuning.call_lease, now).await?;
         }
         waiting::keep_many(tx, R::NAME, &books.waits, self.kernel.tuning.wait_deadline).await
     }
@@ -574,6 +605,18 @@ impl<R: Reaction> Consumer<R> {
                 books.marks.push(mark(State::Processed, None, None, None));
                 Settle::Ack
             }
+            // Woken within another event's transaction: it gets a delivery of its own, and the call is made then.
+            Outcome::Call => {
+                books.retries.push(Entry::retry(
+                    &message.event,
+                    message.body.clone(),
+                    &self.queue,
+                    attempts,
+                    Duration::ZERO,
+                ));
+                books.marks.push(Mark { attempts, ..mark(State::Retrying, Some(Duration::ZERO), None, None) });
+                Settle::AckRetry
+            }
             Outcome::Moot { why } => {
                 books.marks.push(mark(State::Processed, None, Some("moot"), Some(why)));
                 Settle::Ack
@@ -592,8 +635,9 @@ impl<R: Reaction> Consumer<R> {
                 books.marks.push(mark(State::Dead, None, Some(reason), Some(error)));
                 Settle::Reject
             }
-            Outcome::Retry { error } => match self.kernel.tuning.retry.delay(attempt.unsigned_abs()) {
+            Outcome::Retry { error, after } => match self.kernel.tuning.retry.delay(attempt.unsigned_abs()) {
                 Some(delay) => {
+                    let delay = delay.max(*after);
                     tracing::info!(
                         consumer = R::NAME, event.id = %event_id, attempts = attempt, ?delay, %error, "RETRY {} {}",
                         R::NAME, message.key
@@ -615,15 +659,17 @@ impl<R: Reaction> Consumer<R> {
         let (last_word, error) = failure.blame();
         let mut tx = self.kernel.db.begin().await?;
         let plan = self.plan(&mut tx, std::slice::from_ref(item)).await?;
-        let Some((_, met)) = plan.run.first() else {
+        let mut run = plan.run;
+        run.extend(plan.stale.into_iter().map(|(index, met)| (index, Some(met))));
+        let Some((_, met)) = run.first() else {
             // Another instance has dealt with it since.
             tx.commit().await?;
             return Ok(plan.settled.first().copied().unwrap_or((item.tag, Settle::Ack)));
         };
         let attempts = met.as_ref().map_or(0, |met| met.attempts) + 1;
         let exhausted = self.kernel.tuning.retry.delay(attempts.unsigned_abs()).is_none();
-        let outcome = if exhausted { Outcome::Reject { reason: last_word, error } } else { Outcome::Retry { error } };
-        let settled = self.keep_books(&mut tx, std::slice::from_ref(item), &plan.run, &[outcome]).await?;
+        let outcome = if exhausted { Outcome::Reject { reason: last_word, error } } else { Outcome::retry(error) };
+        let (settled, _) = self.keep_books(&mut tx, std::slice::from_ref(item), &run, &[outcome]).await?;
         tx.commit().await?;
         Ok(settled[0])
     }
@@ -633,13 +679,13 @@ impl<R: Reaction> Consumer<R> {
         let mut tx = self.kernel.db.begin().await?;
         let (id, now) = (item.message.event.event_id, tx.now());
         let met = inbox::meet(&mut tx, R::NAME, &[id], now).await?.pop().map(|(_, met)| item.meets(met));
-        if inbox::decide(met.as_ref(), &item.message.body_hash, Effect::Inside) == Action::Run {
+        if inbox::decide(met.as_ref(), &item.message.body_hash) == Action::Run {
             let unfinished = met.as_ref().map_or(0, |met| met.unfinished_runs);
             if unfinished >= UNFINISHED_RUNS_MAX {
                 let error = format!("{unfinished} runs of it began and none finished");
                 let outcome = Outcome::Reject { reason: "process-killer", error };
                 let run = [(0, met)];
-                settled.extend(self.keep_books(&mut tx, std::slice::from_ref(&item), &run, &[outcome]).await?);
+                settled.extend(self.keep_books(&mut tx, std::slice::from_ref(&item), &run, &[outcome]).await?.0);
                 return tx.commit().await;
             }
             inbox::record_run(&mut tx, R::NAME, &Arrival::from(&item.message)).await?;
@@ -676,14 +722,19 @@ impl<R: Reaction> Consumer<R> {
     }
 }
 
+/// What a transaction has decided: how deliveries are to be settled, and which items are to be called for first.
+pub(super) type Decided = (Vec<(Tag, Settle)>, Vec<(usize, Claim)>);
+
 /// A batch, sorted by what the inbox says of each item.
 #[derive(Default)]
-struct Plan {
+pub(super) struct Plan {
     /// Items to run, with the inbox row they met if there was one.
-    run: Vec<(usize, Option<Met>)>,
+    pub run: Vec<(usize, Option<Met>)>,
+    /// Items under a claim whose lease ran out, with that row.
+    pub stale: Vec<(usize, Met)>,
     repeats: Vec<usize>,
     duplicates: Vec<Uuid>,
-    settled: Vec<(Tag, Settle)>,
+    pub settled: Vec<(Tag, Settle)>,
 }
 
 impl Plan {
@@ -710,7 +761,7 @@ fn begin_span<R: Reaction>(message: &Message<R::Fact>, queue: &str) -> Span {
     })
 }
 
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+pub(super) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
 }

@@ -18,6 +18,8 @@ pub const POINTS: &[(&str, &str)] = &[
     ("consumer.after_commit", "effects are committed, the messages not acknowledged"),
     ("consumer.before_reject", "the verdict is in the inbox, the message not yet rejected"),
     ("consumer.retry_written", "a retry is committed, its message not acknowledged"),
+    ("outside.before_call", "a call is claimed, not made"),
+    ("outside.before_commit", "a call is answered, what came of it not written down"),
     ("office.before_commit", "a dead letter is written, not committed"),
     ("office.after_commit", "a dead letter is filed, its message not acknowledged"),
 ];

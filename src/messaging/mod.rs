@@ -5,6 +5,7 @@
 //! - [`outbox`] rows are written in the transaction that makes a fact true, and [`relay`] publishes them;
 //! - [`transport`] carries them at least once;
 //! - [`consumer`] hands batches to a reaction, with the [`inbox`] row and the effect in one commit, then acks;
+//! - an effect outside the database is claimed, done and then written down, each for itself ([`outside`]);
 //! - an event that comes before its predecessor waits in the inbox ([`waiting`]);
 //! - what fails for now is retried through the outbox ([`retry`]); what fails for good is rejected to the
 //!   dead-letter queue, and [`office`] files it in SQL ([`dead_letters`]);
@@ -22,6 +23,7 @@
 //! | a crash at any named point loses and doubles nothing | `crashes::*` |
 //! | a queue that was deleted costs no event | `rabbit::*::a_deleted_queue_is_declared_again_and_nothing_is_lost` |
 //! | an event that waits runs with its predecessor, whichever instance has it | `waiting::*` |
+//! | what came of an outside effect is written by whoever holds its claim, and by nobody else | `outside::*` |
 //! | poison is filed with its bytes and reason | `consumers::poison_is_filed_verbatim_with_its_reason` |
 
 pub mod actions;
@@ -36,6 +38,7 @@ pub mod jobs;
 pub mod mending;
 pub mod office;
 pub mod outbox;
+pub mod outside;
 pub mod pause;
 pub mod relay;
 pub mod retention;
@@ -52,6 +55,7 @@ use serde_json::value::RawValue;
 pub use event::{Event, Message, Origin};
 use faults::Faults;
 use health::Health;
+use outside::Outside;
 use pause::Pauses;
 use retention::Keep;
 use retry::Backoff;
@@ -82,7 +86,14 @@ pub trait Reaction: Send + Sync + 'static {
         batch: &[&Message<Self::Fact>],
     ) -> impl Future<Output = sqlx::Result<Vec<Outcome>>> + Send;
 
-    /// Told after the commit: the place to log and count, never to write.
+    /// How to make calls, if its effects happen outside the database: then [`Reaction::react`] only prepares them and
+    /// answers [`Outcome::Call`].
+    fn outside(&self) -> Option<&dyn Outside<Self::Fact>> {
+        None
+    }
+
+    /// Told after the commit: the place to log and count, never to write. Of an event that is called for it is told
+    /// twice: that it is, and what came of it.
     fn committed(&self, _batch: &[&Message<Self::Fact>], _outcomes: &[Outcome]) {}
 }
 
@@ -90,6 +101,8 @@ pub trait Reaction: Send + Sync + 'static {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     Done,
+    /// To be done outside, by a call that is made once this transaction is committed; see [`Reaction::outside`].
+    Call,
     /// Done, and there was nothing to do: what it would have changed has moved on. The inbox keeps why.
     Moot {
         why: String,
@@ -100,9 +113,10 @@ pub enum Outcome {
     Wait {
         key: &'static str,
     },
-    /// Failed for now: run again later.
+    /// Failed for now: run again later, and no sooner than `after`.
     Retry {
         error: String,
+        after: Duration,
     },
     /// Failed for good: to the dead letters, under a stable reason code.
     Reject {
@@ -121,7 +135,7 @@ impl Outcome {
     }
 
     pub fn retry(error: impl Into<String>) -> Self {
-        Self::Retry { error: error.into() }
+        Self::Retry { error: error.into(), after: Duration::ZERO }
     }
 
     /// A rule of the domain forbids it, now and for ever.
@@ -153,6 +167,11 @@ pub struct Tuning {
     pub batch: usize,
     pub poll: Duration,
     pub retry: Backoff,
+    /// Calls to the outside that a consumer has under way at once, how long each may take, and how long its claim holds
+    /// unless renewed.
+    pub calls_max: usize,
+    pub call_timeout: Duration,
+    pub call_lease: Duration,
     /// How long an event may wait for its predecessor.
     pub wait_deadline: Duration,
     pub event_bytes_max: usize,

@@ -6,7 +6,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
-use super::model::Kind;
+use super::model::{Kind, State as NoticeState};
 use super::store::{self, Notice};
 use crate::clock::Timestamp;
 use crate::db::Db;
@@ -30,7 +30,13 @@ pub struct NoticeBody {
     channel: String,
     #[schema(example = "sent")]
     state: String,
+    /// What brought it about, and how often it was tried: `/v1/inbox/notifications/{event_id}`.
+    event_id: Uuid,
+    /// Why it is not sent, or not known to be.
+    last_error: Option<String>,
     created_at: Timestamp,
+    /// Since when it is in this state.
+    updated_at: Timestamp,
 }
 
 impl From<Notice> for NoticeBody {
@@ -41,7 +47,10 @@ impl From<Notice> for NoticeBody {
             kind: notice.kind,
             channel: notice.channel,
             state: notice.state,
+            event_id: notice.event_id,
+            last_error: notice.last_error,
             created_at: notice.created_at,
+            updated_at: notice.updated_at,
         }
     }
 }
@@ -59,8 +68,6 @@ pub struct ListNotifications {
     cursor: Option<String>,
 }
 
-const STATES: [&str; 5] = ["pending", "sending", "sent", "failed", "unknown"];
-
 /// List notices, newest first.
 #[utoipa::path(get, path = "/v1/notifications", tag = "notifications", params(ListNotifications), responses(
     (status = 200, body = Page<NoticeBody>),
@@ -72,8 +79,9 @@ async fn list_notifications(
     Params(params): Params<ListNotifications>,
 ) -> Result<Page<NoticeBody>, Problem> {
     let limit = limit(params.limit)?;
-    if params.state.as_deref().is_some_and(|state| !STATES.contains(&state)) {
-        return Err(bad_filter(format!("state must be one of {}", STATES.join(", "))));
+    let states = NoticeState::ALL.map(NoticeState::as_str);
+    if params.state.as_deref().is_some_and(|state| !states.contains(&state)) {
+        return Err(bad_filter(format!("state must be one of {}", states.join(", "))));
     }
     let query = store::Query {
         group_id: caller.group_id,

@@ -3,6 +3,7 @@
 use uuid::Uuid;
 
 use crate::inventory::events::{InventoryFailed, InventoryReserved};
+use crate::messaging::outside::Answer;
 use crate::orders::events::{OrderMoved, OrderPaid};
 
 /// What a notice is about.
@@ -24,6 +25,44 @@ impl Kind {
             Self::Paid => "paid",
             Self::Cancelled => "cancelled",
             Self::Expired => "expired",
+        }
+    }
+}
+
+/// How far a notice is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// Not sent, and will be tried again.
+    Pending,
+    /// Being sent.
+    Sending,
+    Sent,
+    /// Not sent, and given up on.
+    Failed,
+    /// Perhaps sent: an attempt ended nobody knows how, and none since is known to have gone through.
+    Unknown,
+}
+
+impl State {
+    pub const ALL: [Self; 5] = [Self::Pending, Self::Sending, Self::Sent, Self::Failed, Self::Unknown];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Sending => "sending",
+            Self::Sent => "sent",
+            Self::Failed => "failed",
+            Self::Unknown => "unknown",
+        }
+    }
+
+    /// After an attempt that ended like this, and is made `again` or not.
+    pub fn after(answer: &Answer, again: bool) -> Self {
+        match answer {
+            Answer::Done => Self::Sent,
+            Answer::Unknown { .. } => Self::Unknown,
+            Answer::Failed { .. } | Answer::Refused { .. } if again => Self::Pending,
+            Answer::Failed { .. } | Answer::Refused { .. } => Self::Failed,
         }
     }
 }

@@ -20,6 +20,9 @@ const WORDS = {
   "process-killer": "the process died over it several times",
   "broker-limit": "the broker gave up on it",
   "predecessor-missing": "what it follows never arrived",
+  refused: "the receiver outside will never take it",
+  "outcome-unknown": "it may have reached the receiver outside, and nobody can tell",
+  "not-concluded": "it was done outside, but that could not be written down",
 };
 
 const ADVICE = {
@@ -29,6 +32,9 @@ const ADVICE = {
   "unknown-type": "Deploy a version that knows the event, then redrive; or discard it.",
   schema: "Mend the producer. If a newer version can read it, redrive; else discard it.",
   "predecessor-missing": "If the event before it has come since, redrive.",
+  refused: "Read what the receiver said, mend it on either side, then redrive.",
+  "outcome-unknown": "Ask the receiver: redrive if it has not got it, discard if it has.",
+  "not-concluded": "The error tells how the call ended: redrive only if it may be made again.",
   "broker-limit": "Find out why it was never acknowledged, then redrive.",
 };
 

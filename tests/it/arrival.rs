@@ -127,7 +127,7 @@ impl Instance {
             db: rig.db.clone(),
             inventory: Consumer::new(kernel.clone(), Inventory { numbers: Arc::new(Numbers::new("RES")) }),
             ledger: Consumer::new(kernel.clone(), Ledger),
-            notifications: Consumer::new(kernel.clone(), Notifications),
+            notifications: Consumer::new(kernel.clone(), Notifications::default()),
             kernel,
         }
     }
@@ -140,7 +140,7 @@ impl Instance {
             db: self.db.clone(),
             inventory: Consumer::new(kernel.clone(), Inventory { numbers: Arc::new(Numbers::new("RES")) }),
             ledger: Consumer::new(kernel.clone(), Ledger),
-            notifications: Consumer::new(kernel.clone(), Notifications),
+            notifications: Consumer::new(kernel.clone(), Notifications::default()),
             kernel,
         }
     }

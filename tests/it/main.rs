@@ -24,6 +24,7 @@ mod loyalty;
 mod openapi;
 mod operating;
 mod outbox;
+mod outside;
 mod rabbit;
 mod retention;
 mod smoke;

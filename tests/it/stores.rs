@@ -14,10 +14,10 @@ use stockade::messaging::dead_letters;
 use stockade::messaging::event::hash_of;
 use stockade::messaging::faults::Faults;
 use stockade::messaging::health::Health;
-use stockade::messaging::inbox::{self, Arrival, Mark, State};
+use stockade::messaging::inbox::{self, Arrival, Claim, Effect, Mark, State};
 use stockade::messaging::outbox::{self, Entry};
-use stockade::notifications::model::Kind;
-use stockade::notifications::store::{self as notifications, NewNotice};
+use stockade::notifications::model::{Kind, State as NoticeState};
+use stockade::notifications::store::{self as notifications, Attempt, NewNotice};
 use stockade::numbers::Numbers;
 use stockade::orders::desk::Desk;
 use stockade::orders::events::{Item, Price, Quantity, Sku};
@@ -428,6 +428,42 @@ async fn an_order_has_one_notice_of_each_kind(db: TestDb) {
     }
 }
 
+async fn a_notice_in_doubt_stays_so_until_it_is_sent(db: TestDb) {
+    let mut tx = begin(&db).await;
+    let order_id = mint_id();
+    let begun = NewNotice { channel: "webhook", state: NoticeState::Sending, ..notice("g", order_id, Kind::Paid) };
+    let other = NewNotice { event_id: mint_id(), ..begun.clone() };
+    assert_eq!(notifications::begin_many(&mut tx, std::slice::from_ref(&begun), NOW).await.unwrap(), [begun.event_id]);
+    assert!(notifications::begin_many(&mut tx, &[other], NOW).await.unwrap().is_empty(), "the first event's");
+    for (ended, shown) in [
+        (NoticeState::Pending, "pending"),
+        (NoticeState::Unknown, "unknown"),
+        (NoticeState::Pending, "unknown"),
+        (NoticeState::Failed, "unknown"),
+        (NoticeState::Sent, "sent"),
+    ] {
+        assert_eq!(
+            notifications::begin_many(&mut tx, std::slice::from_ref(&begun), NOW).await.unwrap(),
+            [begun.event_id]
+        );
+        let attempt = |event_id| Attempt {
+            group_id: "g".into(),
+            order_id,
+            kind: Kind::Paid,
+            event_id,
+            state: ended,
+            last_error: Some("what".into()),
+        };
+        let attempts = [attempt(begun.event_id), attempt(mint_id())];
+        notifications::conclude_many(&mut tx, &attempts, NOW.plus(AGES)).await.unwrap();
+        let query = notifications::Query { group_id: "g".into(), limit: 10, ..notifications::Query::default() };
+        let found = notifications::list(&mut tx, query).await.unwrap().remove(0);
+        assert_eq!((found.state.as_str(), found.last_error.as_deref()), (shown, Some("what")), "{ended:?}");
+        assert_eq!((found.created_at, found.updated_at), (NOW, NOW.plus(AGES)));
+    }
+    assert!(notifications::begin_many(&mut tx, &[begun], NOW).await.unwrap().is_empty(), "what is sent is sent");
+}
+
 // The ledger.
 
 async fn an_order_is_noted_by_whichever_event_comes_first(db: TestDb) {
@@ -552,6 +588,46 @@ async fn appending_nothing_is_nothing_and_an_event_is_appended_once(db: TestDb) 
     assert_eq!(rig.number("SELECT count(*) FROM messaging_outbox").await, 1);
 }
 
+async fn a_claim_holds_until_it_is_taken_over_or_concluded(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let events = many("note", 3);
+    let hashes: Vec<_> = events.iter().map(|event| hash_of(&event.to_body())).collect();
+    let arrivals: Vec<Arrival<'_>> =
+        events.iter().zip(&hashes).map(|(event, body_hash)| Arrival { event, key: KEY, body_hash }).collect();
+    let mut ids: Vec<Uuid> = events.iter().map(|event| event.event_id).collect();
+    ids.sort_unstable();
+    let claim = |event_id, version, attempt| Claim { event_id, token: mint_id(), version, attempt };
+    let first: Vec<Claim> = ids.iter().map(|id| claim(*id, 1, 1)).collect();
+    let mut tx = rig.db.begin().await.unwrap();
+    let now = tx.now();
+    inbox::insert_new(&mut tx, "probe", &arrivals, now).await.unwrap();
+    inbox::claim_many(&mut tx, "probe", &first, AGES, now).await.unwrap();
+    let met = inbox::meet(&mut tx, "probe", &ids, now).await.unwrap();
+    for (_, met) in &met {
+        assert_eq!((met.state, met.effect, met.is_due()), (State::Processing, Effect::Outside, false));
+        assert_eq!((met.attempts, met.unfinished_runs, met.version), (1, 1, 1));
+        assert!(met.due_in > AGES - Duration::from_secs(60) && met.due_in <= AGES, "{:?}", met.due_in);
+    }
+    let held: Vec<(Uuid, bool)> = ids.iter().map(|id| (*id, true)).collect();
+    assert_eq!(inbox::hold_many(&mut tx, "probe", &first).await.unwrap(), held);
+    assert!(inbox::hold_many(&mut tx, "other", &first).await.unwrap().is_empty(), "each consumer by itself");
+
+    // One is taken over, one concluded; the third goes on.
+    inbox::claim_many(&mut tx, "probe", &[claim(ids[0], 2, 2)], AGES, now).await.unwrap();
+    let (event_id, state) = (ids[1], State::Processed);
+    let done = Mark { event_id, state, attempts: 1, due_in: None, reason: None, last_error: None };
+    inbox::mark_many(&mut tx, "probe", &[done], now).await.unwrap();
+    assert_eq!(inbox::hold_many(&mut tx, "probe", &first).await.unwrap(), [(ids[1], false), (ids[2], true)]);
+    inbox::count_fenced(&mut tx, "probe", &ids[..1]).await.unwrap();
+    inbox::renew_many(&mut tx, "probe", &first, AGES * 3, now).await.unwrap();
+    let met = inbox::meet(&mut tx, "probe", &ids, now).await.unwrap();
+    let seen: Vec<_> = met.iter().map(|(_, met)| (met.version, met.unfinished_runs, met.due_in > AGES)).collect();
+    assert_eq!(seen, [(2, 2, false), (1, 0, false), (1, 1, true)], "renewed is what is still held");
+    let query = inbox::Query { consumer: Some("probe".into()), limit: 10, ..inbox::Query::default() };
+    let fenced: i32 = inbox::list(&mut tx, query).await.unwrap().iter().map(|row| row.fenced).sum();
+    assert_eq!(fenced, 1);
+}
+
 async fn inbox_rows_are_met_marked_counted_and_listed(db: TestDb) {
     let rig = Rig::new(&db).await;
     let events = many("note", 3);
@@ -584,7 +660,7 @@ async fn inbox_rows_are_met_marked_counted_and_listed(db: TestDb) {
     inbox::forget_run(&mut tx, "probe", id(0)).await.unwrap();
     let met = inbox::meet(&mut tx, "probe", &[id(2), id(0), id(1), mint_id()], now).await.unwrap();
     let seen: Vec<_> =
-        met.iter().map(|(id, met)| (*id, met.state, met.attempts, met.unfinished_runs, met.due)).collect();
+        met.iter().map(|(id, met)| (*id, met.state, met.attempts, met.unfinished_runs, met.is_due())).collect();
     let expected = [
         (id(0), State::Processing, 1, 1, true),
         (id(1), State::Retrying, 2, 0, false),
@@ -738,7 +814,7 @@ fn reservation(number: u32, lines: &[(&str, i64)]) -> NewReservation {
 
 fn notice(group: &str, order_id: Uuid, kind: Kind) -> NewNotice {
     let (id, event_id) = (mint_id(), mint_id());
-    NewNotice { id, group_id: group.into(), order_id, kind, channel: "log", state: "sent", event_id }
+    NewNotice { id, group_id: group.into(), order_id, kind, channel: "log", state: NoticeState::Sent, event_id }
 }
 
 each_database!(
@@ -761,5 +837,7 @@ each_database!(
     outbox_rows_are_listed_by_each_filter_newest_first,
     appending_nothing_is_nothing_and_an_event_is_appended_once,
     inbox_rows_are_met_marked_counted_and_listed,
+    a_claim_holds_until_it_is_taken_over_or_concluded,
+    a_notice_in_doubt_stays_so_until_it_is_sent,
     dead_letters_are_listed_by_each_filter_newest_first,
 );

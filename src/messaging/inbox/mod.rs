@@ -3,6 +3,9 @@
 //! It is written in the transaction of the effect it vouches for. A new event is inserted as `processed`
 //! outright: if its effects do not commit, neither does the row, so the common case costs one statement. Whatever
 //! else a delivery may meet is decided by [`decide`], a pure function over the state it met.
+//!
+//! An effect outside the database is claimed first: the row is `processing` under a [`Claim`], and what came of it is
+//! written only by whoever still holds that claim.
 
 mod pg;
 mod sqlite;
@@ -44,7 +47,7 @@ impl State {
     }
 }
 
-/// Where a consumer's effects happen.
+/// Where the effect of a run happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
     /// In the transaction of the inbox row.
@@ -57,11 +60,48 @@ pub enum Effect {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Met {
     pub state: State,
+    /// Of a run that is claimed: the attempt under way included.
     pub attempts: i32,
     pub unfinished_runs: i32,
     pub body_hash: BodyHash,
-    /// `processing`: the lease has run out. `retrying`: the retry is due.
-    pub due: bool,
+    /// `processing`: until the lease has run out. `retrying`: until the retry is due.
+    pub due_in: Duration,
+    /// `processing`: where. A run that is claimed is outside.
+    pub effect: Effect,
+    pub version: i64,
+}
+
+/// Of [`Met`], with the event's id first and `lock_token IS NOT NULL`, the version and the milliseconds left last.
+type MetColumns = (Uuid, String, i32, i32, Vec<u8>, bool, i64, i64);
+
+impl Met {
+    fn from_columns(columns: MetColumns) -> sqlx::Result<(Uuid, Self)> {
+        let (event_id, state, attempts, unfinished_runs, body_hash, claimed, version, millis_left) = columns;
+        let met = Self {
+            state: State::from_column(&state)?,
+            attempts,
+            unfinished_runs,
+            body_hash: hash_from_column(&body_hash)?,
+            due_in: Duration::from_millis(u64::try_from(millis_left).unwrap_or(0)),
+            effect: if claimed { Effect::Outside } else { Effect::Inside },
+            version,
+        };
+        Ok((event_id, met))
+    }
+
+    pub fn is_due(&self) -> bool {
+        self.due_in.is_zero()
+    }
+}
+
+/// The right to write what came of an outside effect: a row's lock token and version, for as long as the row has them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Claim {
+    pub event_id: Uuid,
+    pub token: Uuid,
+    pub version: i64,
+    /// Which attempt this is, from 1.
+    pub attempt: i32,
 }
 
 /// What to do with a delivery.
@@ -81,18 +121,18 @@ pub enum Action {
 }
 
 /// The state table: what a delivery does, by the row it meets.
-pub fn decide(met: Option<&Met>, body_hash: &BodyHash, effect: Effect) -> Action {
+pub fn decide(met: Option<&Met>, body_hash: &BodyHash) -> Action {
     let Some(met) = met else { return Action::Run };
     if met.body_hash != *body_hash {
         return Action::Quarantine;
     }
-    match (met.state, effect) {
+    match (met.state, met.effect) {
         (State::Processed | State::Waiting, _) => Action::Dismiss,
-        (State::Retrying, _) if met.due => Action::Run,
+        (State::Retrying, _) if met.is_due() => Action::Run,
         (State::Retrying, _) => Action::Dismiss,
         (State::Dead, _) => Action::RejectAgain,
         (State::Processing, Effect::Inside) => Action::Run,
-        (State::Processing, Effect::Outside) if met.due => Action::TakeOver,
+        (State::Processing, Effect::Outside) if met.is_due() => Action::TakeOver,
         (State::Processing, Effect::Outside) => Action::Later,
     }
 }
@@ -129,6 +169,15 @@ dialects! {
     /// Locks and returns the rows of `ids`, in the order of their ids.
     pub async fn meet(consumer: &str, ids: &[Uuid], now: Timestamp) -> Vec<(Uuid, Met)>;
     pub async fn mark_many(consumer: &str, marks: &[Mark], now: Timestamp) -> ();
+    /// Marks rows that this transaction has inserted or met as `processing` under these claims.
+    pub async fn claim_many(consumer: &str, claims: &[Claim], lease: Duration, now: Timestamp) -> ();
+    /// Locks the rows that nobody has taken over from these claims, in the order of their ids. Says of each whether its
+    /// claim is still open: if not, what came of it has been written already.
+    pub async fn hold_many(consumer: &str, claims: &[Claim]) -> Vec<(Uuid, bool)>;
+    /// Extends the lease of what is still held.
+    pub async fn renew_many(consumer: &str, claims: &[Claim], lease: Duration, now: Timestamp) -> ();
+    /// Adds one to each row's count of writes that came too late.
+    pub async fn count_fenced(consumer: &str, ids: &[Uuid]) -> ();
     /// Adds to the duplicate counts: one per id given, so an id seen twice counts twice.
     pub async fn count_duplicates(consumer: &str, ids: &[Uuid]) -> ();
 }
@@ -324,6 +373,8 @@ pub struct InboxRow {
     pub attempts: i32,
     /// How many further deliveries of this event were dismissed.
     pub duplicates: i32,
+    /// Writes about an outside effect that came after it had been taken over, and were turned away.
+    pub fenced: i32,
     pub started_at: Timestamp,
     pub finished_at: Option<Timestamp>,
     pub correlation_id: String,
@@ -343,6 +394,7 @@ type Columns = (
     String,
     i32,
     i32,
+    i32,
     Timestamp,
     Option<Timestamp>,
     String,
@@ -351,13 +403,14 @@ type Columns = (
     Option<Timestamp>,
 );
 
-const SELECT_ROWS: &str = "SELECT consumer, event_id, event_type, state, attempts, duplicates, started_at, \
+const SELECT_ROWS: &str = "SELECT consumer, event_id, event_type, state, attempts, duplicates, fenced, started_at, \
      finished_at, correlation_id, last_error, waiting_for, deadline_at FROM messaging_inbox";
 
 impl From<Columns> for InboxRow {
     fn from(columns: Columns) -> Self {
         let (consumer, event_id, event_type, state, attempts, ..) = columns;
-        let (.., duplicates, started_at, finished_at, correlation_id, last_error, waiting_for, deadline_at) = columns;
+        let (.., duplicates, fenced, started_at, finished_at, correlation_id, last_error, waiting_for, deadline_at) =
+            columns;
         Self {
             consumer,
             event_id,
@@ -365,6 +418,7 @@ impl From<Columns> for InboxRow {
             state,
             attempts,
             duplicates,
+            fenced,
             started_at,
             finished_at,
             correlation_id,
@@ -416,14 +470,14 @@ mod tests {
     const BODY: BodyHash = [1; 32];
     const OTHER: BodyHash = [2; 32];
 
-    fn met(state: State, due: bool) -> Met {
-        Met { state, attempts: 1, unfinished_runs: 0, body_hash: BODY, due }
+    fn met(state: State, due: bool, effect: Effect) -> Met {
+        let due_in = if due { Duration::ZERO } else { Duration::from_secs(1) };
+        Met { state, attempts: 1, unfinished_runs: 0, body_hash: BODY, due_in, effect, version: 1 }
     }
 
     #[test]
     fn an_unknown_event_runs() {
-        assert_eq!(decide(None, &BODY, Effect::Inside), Action::Run);
-        assert_eq!(decide(None, &BODY, Effect::Outside), Action::Run);
+        assert_eq!(decide(None, &BODY), Action::Run);
     }
 
     #[test]
@@ -445,14 +499,14 @@ mod tests {
             (Dead, false, Outside, Action::RejectAgain),
         ];
         for (state, due, effect, action) in table {
-            assert_eq!(decide(Some(&met(state, due)), &BODY, effect), action, "{state:?} {due} {effect:?}");
+            assert_eq!(decide(Some(&met(state, due, effect)), &BODY), action, "{state:?} {due} {effect:?}");
         }
     }
 
     #[test]
     fn another_body_under_a_known_id_is_put_aside_in_every_state() {
         for state in [State::Processing, State::Processed, State::Waiting, State::Retrying, State::Dead] {
-            assert_eq!(decide(Some(&met(state, true)), &OTHER, Effect::Inside), Action::Quarantine, "{state:?}");
+            assert_eq!(decide(Some(&met(state, true, Effect::Inside)), &OTHER), Action::Quarantine, "{state:?}");
         }
     }
 }

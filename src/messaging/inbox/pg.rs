@@ -1,9 +1,11 @@
 //! Postgres: a concurrent insert of the same id makes the second wait for the first's commit, then see it.
 
+use std::time::Duration;
+
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::{Arrival, Mark, Met, State, hash_from_column};
+use super::{Arrival, Claim, Mark, Met, MetColumns};
 use crate::clock::{Timestamp, millis};
 
 pub async fn insert_new(
@@ -40,21 +42,96 @@ pub async fn meet(
     _now: Timestamp,
 ) -> sqlx::Result<Vec<(Uuid, Met)>> {
     // clock_timestamp, not now(): this transaction may have waited for the one that wrote the row.
-    let rows: Vec<(Uuid, String, i32, i32, Vec<u8>, bool)> = sqlx::query_as(
-        "SELECT event_id, state, attempts, unfinished_runs, body_hash,
-             COALESCE(lease_until <= clock_timestamp(), true)
+    let rows: Vec<MetColumns> = sqlx::query_as(
+        "SELECT event_id, state, attempts, unfinished_runs, body_hash, lock_token IS NOT NULL, version,
+             COALESCE(CEIL(EXTRACT(EPOCH FROM lease_until - clock_timestamp()) * 1000), 0)::bigint
          FROM messaging_inbox WHERE consumer = $1 AND event_id = ANY($2) ORDER BY event_id FOR UPDATE",
     )
     .bind(consumer)
     .bind(ids)
     .fetch_all(c)
     .await?;
-    rows.into_iter()
-        .map(|(event_id, state, attempts, unfinished_runs, body_hash, due)| {
-            let (state, body_hash) = (State::from_column(&state)?, hash_from_column(&body_hash)?);
-            Ok((event_id, Met { state, attempts, unfinished_runs, body_hash, due }))
-        })
-        .collect()
+    rows.into_iter().map(Met::from_columns).collect()
+}
+
+pub async fn claim_many(
+    c: &mut PgConnection,
+    consumer: &str,
+    claims: &[Claim],
+    lease: Duration,
+    now: Timestamp,
+) -> sqlx::Result<()> {
+    // A run that was recorded (processing, and nobody's) is the one that begins here, and is counted already.
+    sqlx::query(
+        "UPDATE messaging_inbox i SET state = 'processing', attempts = m.attempt, lock_token = m.token,
+             version = m.version, lease_until = clock_timestamp() + $6 * interval '1 ms', started_at = $7,
+             finished_at = NULL, body = NULL, waiting_for = NULL, deadline_at = NULL,
+             unfinished_runs = unfinished_runs
+                 + CASE WHEN i.state = 'processing' AND i.lock_token IS NULL THEN 0 ELSE 1 END
+         FROM UNNEST($2::uuid[], $3::uuid[], $4::bigint[], $5::int[]) AS m(event_id, token, version, attempt)
+         WHERE i.consumer = $1 AND i.event_id = m.event_id",
+    )
+    .bind(consumer)
+    .bind(claims.iter().map(|claim| claim.event_id).collect::<Vec<_>>())
+    .bind(claims.iter().map(|claim| claim.token).collect::<Vec<_>>())
+    .bind(claims.iter().map(|claim| claim.version).collect::<Vec<_>>())
+    .bind(claims.iter().map(|claim| claim.attempt).collect::<Vec<_>>())
+    .bind(millis(lease))
+    .bind(now)
+    .execute(c)
+    .await
+    .map(drop)
+}
+
+pub async fn hold_many(c: &mut PgConnection, consumer: &str, claims: &[Claim]) -> sqlx::Result<Vec<(Uuid, bool)>> {
+    sqlx::query_as(
+        "SELECT i.event_id, COALESCE(i.lock_token = m.token, false) FROM messaging_inbox i
+         JOIN UNNEST($2::uuid[], $3::uuid[], $4::bigint[]) AS m(event_id, token, version) USING (event_id)
+         WHERE i.consumer = $1 AND i.version = m.version
+         ORDER BY i.event_id FOR UPDATE OF i",
+    )
+    .bind(consumer)
+    .bind(claims.iter().map(|claim| claim.event_id).collect::<Vec<_>>())
+    .bind(claims.iter().map(|claim| claim.token).collect::<Vec<_>>())
+    .bind(claims.iter().map(|claim| claim.version).collect::<Vec<_>>())
+    .fetch_all(c)
+    .await
+}
+
+pub async fn renew_many(
+    c: &mut PgConnection,
+    consumer: &str,
+    claims: &[Claim],
+    lease: Duration,
+    _now: Timestamp,
+) -> sqlx::Result<()> {
+    // Locked rows are being concluded or taken over: not waited for, so that this cannot deadlock with either.
+    sqlx::query(
+        "WITH held AS MATERIALIZED (
+             SELECT i.event_id FROM messaging_inbox i
+             JOIN UNNEST($2::uuid[], $3::uuid[], $4::bigint[]) AS m(event_id, token, version) USING (event_id)
+             WHERE i.consumer = $1 AND i.lock_token = m.token AND i.version = m.version
+             FOR UPDATE OF i SKIP LOCKED)
+         UPDATE messaging_inbox i SET lease_until = clock_timestamp() + $5 * interval '1 ms'
+         FROM held WHERE i.consumer = $1 AND i.event_id = held.event_id",
+    )
+    .bind(consumer)
+    .bind(claims.iter().map(|claim| claim.event_id).collect::<Vec<_>>())
+    .bind(claims.iter().map(|claim| claim.token).collect::<Vec<_>>())
+    .bind(claims.iter().map(|claim| claim.version).collect::<Vec<_>>())
+    .bind(millis(lease))
+    .execute(c)
+    .await
+    .map(drop)
+}
+
+pub async fn count_fenced(c: &mut PgConnection, consumer: &str, ids: &[Uuid]) -> sqlx::Result<()> {
+    sqlx::query("UPDATE messaging_inbox SET fenced = fenced + 1 WHERE consumer = $1 AND event_id = ANY($2)")
+        .bind(consumer)
+        .bind(ids)
+        .execute(c)
+        .await
+        .map(drop)
 }
 
 pub async fn mark_many(c: &mut PgConnection, consumer: &str, marks: &[Mark], now: Timestamp) -> sqlx::Result<()> {

@@ -2,12 +2,13 @@
 //! consumer in every JSON row, keep the planner from walking a consumer's whole inbox for a batch of ids.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use sqlx::SqliteConnection;
 use sqlx::types::Json;
 use uuid::Uuid;
 
-use super::{Arrival, Mark, Met, State, hash_from_column};
+use super::{Arrival, Claim, Mark, Met, MetColumns};
 use crate::clock::Timestamp;
 
 pub async fn insert_new(
@@ -54,8 +55,9 @@ pub async fn meet(
     ids: &[Uuid],
     now: Timestamp,
 ) -> sqlx::Result<Vec<(Uuid, Met)>> {
-    let rows: Vec<(Uuid, String, i32, i32, Vec<u8>, bool)> = sqlx::query_as(
-        "SELECT event_id, state, attempts, unfinished_runs, body_hash, COALESCE(lease_until <= $3, true)
+    let rows: Vec<MetColumns> = sqlx::query_as(
+        "SELECT event_id, state, attempts, unfinished_runs, body_hash, lock_token IS NOT NULL, version,
+             COALESCE(lease_until - $3, 0)
          FROM messaging_inbox
          WHERE consumer = $1 AND event_id IN (SELECT unhex(value) FROM json_each($2)) ORDER BY event_id",
     )
@@ -64,12 +66,73 @@ pub async fn meet(
     .bind(now)
     .fetch_all(c)
     .await?;
-    rows.into_iter()
-        .map(|(event_id, state, attempts, unfinished_runs, body_hash, due)| {
-            let (state, body_hash) = (State::from_column(&state)?, hash_from_column(&body_hash)?);
-            Ok((event_id, Met { state, attempts, unfinished_runs, body_hash, due }))
-        })
-        .collect()
+    rows.into_iter().map(Met::from_columns).collect()
+}
+
+pub async fn claim_many(
+    c: &mut SqliteConnection,
+    consumer: &str,
+    claims: &[Claim],
+    lease: Duration,
+    now: Timestamp,
+) -> sqlx::Result<()> {
+    // A run that was recorded (processing, and nobody's) is the one that begins here, and is counted already.
+    sqlx::query(
+        "UPDATE messaging_inbox SET state = 'processing', attempts = m.value ->> 4, lock_token = unhex(m.value ->> 2),
+             version = m.value ->> 3, lease_until = $2, started_at = $3, finished_at = NULL, body = NULL,
+             waiting_for = NULL, deadline_at = NULL,
+             unfinished_runs = unfinished_runs + CASE WHEN state = 'processing' AND lock_token IS NULL THEN 0 ELSE 1 END
+         FROM jsonb_each($1) AS m
+         WHERE consumer = m.value ->> 0 AND event_id = unhex(m.value ->> 1)",
+    )
+    .bind(json(consumer, claims))
+    .bind(now.plus(lease))
+    .bind(now)
+    .execute(c)
+    .await
+    .map(drop)
+}
+
+pub async fn hold_many(c: &mut SqliteConnection, consumer: &str, claims: &[Claim]) -> sqlx::Result<Vec<(Uuid, bool)>> {
+    sqlx::query_as(
+        "SELECT i.event_id, i.lock_token IS unhex(m.value ->> 2) FROM jsonb_each($1) AS m
+         CROSS JOIN messaging_inbox i ON i.consumer = m.value ->> 0 AND i.event_id = unhex(m.value ->> 1)
+         WHERE i.version = m.value ->> 3",
+    )
+    .bind(json(consumer, claims))
+    .fetch_all(c)
+    .await
+}
+
+pub async fn renew_many(
+    c: &mut SqliteConnection,
+    consumer: &str,
+    claims: &[Claim],
+    lease: Duration,
+    now: Timestamp,
+) -> sqlx::Result<()> {
+    sqlx::query(
+        "UPDATE messaging_inbox SET lease_until = $2 FROM jsonb_each($1) AS m
+         WHERE consumer = m.value ->> 0 AND event_id = unhex(m.value ->> 1)
+             AND lock_token = unhex(m.value ->> 2) AND version = m.value ->> 3",
+    )
+    .bind(json(consumer, claims))
+    .bind(now.plus(lease))
+    .execute(c)
+    .await
+    .map(drop)
+}
+
+pub async fn count_fenced(c: &mut SqliteConnection, consumer: &str, ids: &[Uuid]) -> sqlx::Result<()> {
+    sqlx::query(
+        "UPDATE messaging_inbox SET fenced = fenced + 1
+         WHERE consumer = $1 AND event_id IN (SELECT unhex(value) FROM json_each($2))",
+    )
+    .bind(consumer)
+    .bind(Json(ids.iter().map(|id| id.simple()).collect::<Vec<_>>()))
+    .execute(c)
+    .await
+    .map(drop)
 }
 
 pub async fn mark_many(c: &mut SqliteConnection, consumer: &str, marks: &[Mark], now: Timestamp) -> sqlx::Result<()> {
@@ -113,4 +176,11 @@ pub async fn count_duplicates(c: &mut SqliteConnection, consumer: &str, ids: &[U
     .execute(c)
     .await
     .map(drop)
+}
+
+fn json(consumer: &str, claims: &[Claim]) -> Json<Vec<impl serde::Serialize>> {
+    let row = |claim: &Claim| {
+        (consumer.to_owned(), claim.event_id.simple(), claim.token.simple(), claim.version, claim.attempt)
+    };
+    Json(claims.iter().map(row).collect())
 }

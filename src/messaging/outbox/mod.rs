@@ -93,13 +93,18 @@ impl From<&Event> for Entry {
 }
 
 impl Entry {
-    /// The same bytes once more, to one queue, after `delay`.
+    /// The retry that `attempts` failed attempts call for.
     pub fn retry(event: &Event, body: impl Into<Bytes>, queue: &str, attempts: i32, delay: Duration) -> Self {
+        let headers = headers_of(event.traceparent, Some(attempts));
+        Self { headers, ..Self::again(event, body, queue, delay) }
+    }
+
+    /// The same bytes once more, to one queue, after `delay`.
+    pub fn again(event: &Event, body: impl Into<Bytes>, queue: &str, delay: Duration) -> Self {
         Self {
             id: mint_id(),
             kind: Kind::Retry,
             body: body.into(),
-            headers: headers_of(event.traceparent, Some(attempts)),
             delay,
             target: queue.to_owned(),
             ..Self::from(event)

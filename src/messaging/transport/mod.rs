@@ -256,11 +256,10 @@ impl Subscription {
         }
     }
 
-    /// From now on takes messages that are written in this process from hand to hand where a transport can, some `room` of
-    /// them at a time.
-    pub fn open_hatch(&mut self, room: usize) {
+    /// From now on takes messages that are written in this process from hand to hand, where a transport can.
+    pub fn open_hatch(&mut self) {
         if let Self::Table(table) = self {
-            table.open_hatch(room);
+            table.open_hatch();
         }
     }
 

@@ -250,7 +250,7 @@ impl<R: Reaction> Consumer<R> {
             Ok(message) if !exhausted => {
                 if self.still_wait(&mut tx, &[kept.event_id]).await? {
                     let mut books = Books::default();
-                    self.book(&message, kept.attempts, &Outcome::Retry { error }, &mut books);
+                    self.book(&message, kept.attempts, &Outcome::retry(error), &mut books);
                     self.write_books(&mut tx, &books).await?;
                 }
             }

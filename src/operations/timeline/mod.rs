@@ -274,7 +274,7 @@ async fn read_effects(tx: &mut Tx, group_id: &str, order_id: Uuid) -> sqlx::Resu
     })?;
     let notices: Vec<(String, String, String, Uuid, Timestamp)> = crate::on!(tx, c => {
         sqlx::query_as(
-            "SELECT kind, channel, state, event_id, created_at FROM notifications_notices
+            "SELECT kind, channel, state, event_id, COALESCE(updated_at, created_at) FROM notifications_notices
              WHERE group_id = $1 AND order_id = $2",
         )
         .bind(group_id)

@@ -21,13 +21,13 @@ const STOCK: i64 = 1000;
 /// A server that may die, and the orders placed with it, each one unit of `A` under a key of its own.
 struct Shop<'a> {
     db: &'a TestDb,
-    flags: Vec<&'static str>,
+    flags: Vec<&'a str>,
     server: Server,
     orders: i64,
 }
 
 impl<'a> Shop<'a> {
-    async fn open(db: &'a TestDb, more: &[&'static str]) -> Self {
+    async fn open(db: &'a TestDb, more: &[&'a str]) -> Self {
         let flags = [QUICK.as_slice(), more].concat();
         let server = Server::start(db, &flags);
         server.until_connected().await;

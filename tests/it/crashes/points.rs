@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use stockade::messaging::faults::POINTS;
 
 use super::Shop;
-use crate::support::{TestDb, each_database, each_database_on_rabbit};
+use crate::support::{TestDb, Webhooks, each_database, each_database_on_rabbit};
 
 const CONSUMERS: [&str; 3] = ["inventory", "orders", "notifications"];
 
@@ -114,6 +114,27 @@ async fn a_consumer_that_dies_after_its_commit_counts_the_redelivery(db: TestDb)
     }
 }
 
+/// The receiver gets a notice again only if the first may have reached it, and then under the same key.
+async fn a_call_that_dies_on_either_side_is_made_again_under_its_key(db: TestDb) {
+    let receiver = Webhooks::open([]).await;
+    let flags =
+        ["--notify-channel", "webhook", "--webhook-url", &receiver.url, "--webhook-secret", "a secret for tests"];
+    let flags = [flags.as_slice(), &["--handler-timeout", "900ms"]].concat();
+    let mut shop = Shop::open(&db, &flags).await;
+    for (point, repeated) in [("outside.before_call", false), ("outside.before_commit", true)] {
+        let before = receiver.posted().len();
+        shop.arm(point, Some("notifications")).await;
+        shop.place(ORDERS).await;
+        shop.die_and_reopen().await;
+        shop.ask_again().await;
+        shop.check().await;
+        let keys: Vec<String> = receiver.posted()[before..].iter().map(|posted| posted.key().to_owned()).collect();
+        let distinct = keys.iter().collect::<std::collections::BTreeSet<_>>().len();
+        assert_eq!(i64::try_from(distinct).unwrap(), ORDERS, "{point}: each was told");
+        assert_eq!(keys.len() > distinct, repeated, "{point}: {keys:?}");
+    }
+}
+
 async fn a_poison_message_whose_rejection_was_cut_short_is_filed_once(db: TestDb) {
     let mut shop = Shop::open(&db, &[]).await;
     for (count, consumer) in CONSUMERS.into_iter().enumerate() {
@@ -196,6 +217,7 @@ each_database!(
     a_poison_message_whose_rejection_was_cut_short_is_filed_once,
     an_event_whose_rejection_was_cut_short_is_filed_once,
     a_retry_that_was_written_but_not_acknowledged_runs_once,
+    a_call_that_dies_on_either_side_is_made_again_under_its_key,
     a_letter_is_filed_once_wherever_the_office_dies,
 );
 
@@ -206,5 +228,6 @@ each_database_on_rabbit!(
     a_poison_message_whose_rejection_was_cut_short_is_filed_once,
     an_event_whose_rejection_was_cut_short_is_filed_once,
     a_retry_that_was_written_but_not_acknowledged_runs_once,
+    a_call_that_dies_on_either_side_is_made_again_under_its_key,
     a_letter_is_filed_once_wherever_the_office_dies,
 );

@@ -22,7 +22,7 @@ const OUTBOX_FIELDS: [&str; 12] = [
     "target",
 ];
 
-const INBOX_FIELDS: [&str; 12] = [
+const INBOX_FIELDS: [&str; 13] = [
     "attempts",
     "consumer",
     "correlation_id",
@@ -30,6 +30,7 @@ const INBOX_FIELDS: [&str; 12] = [
     "duplicates",
     "event_id",
     "event_type",
+    "fenced",
     "finished_at",
     "last_error",
     "started_at",

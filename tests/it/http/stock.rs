@@ -125,7 +125,8 @@ async fn reservations_and_notices_are_found_by_what_they_are_for(db: TestDb) {
 
     let notices = app.walk("/v1/notifications?limit=4").await;
     assert_eq!(notices.len(), 6);
-    assert_eq!(fields(&notices[0]), ["channel", "created_at", "id", "kind", "order_id", "state"]);
+    let all = ["channel", "created_at", "event_id", "id", "kind", "last_error", "order_id", "state", "updated_at"];
+    assert_eq!(fields(&notices[0]), all);
     assert!(notices.iter().all(|notice| notice["channel"] == "log" && notice["state"] == "sent"));
     assert_eq!(app.walk("/v1/notifications?limit=2&kind=reserved").await.len(), 5);
     assert_eq!(app.walk("/v1/notifications?kind=rejected").await.len(), 1);

@@ -53,6 +53,8 @@ pub const WAIT_DEADLINE: Duration = Duration::from_secs(300);
 pub const AGES: Duration = Duration::from_secs(600);
 pub const EVENT_BYTES_MAX: usize = 64 * 1024;
 pub const ATTEMPTS_MAX: i32 = 3;
+/// Calls that a consumer makes at once.
+pub const CALLS_MAX: usize = 4;
 
 /// How long a rig keeps things.
 pub const KEEP: Keep = Keep {
@@ -497,6 +499,9 @@ pub fn tuning() -> Tuning {
         outbox_lease: LEASE,
         batch: 128,
         poll: Duration::from_millis(20),
+        calls_max: CALLS_MAX,
+        call_timeout: Duration::from_secs(5),
+        call_lease: LEASE,
         retry: Backoff {
             base: Duration::from_secs(5),
             cap: Duration::from_secs(60),

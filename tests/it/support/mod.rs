@@ -9,6 +9,7 @@ pub mod kernel;
 mod postgres;
 mod process;
 pub mod rabbit;
+mod receiver;
 
 pub use answers::{fields, problem, wrong_field};
 pub use api::{Api, order};
@@ -17,6 +18,7 @@ pub use browser::Browser;
 pub use database::{Engine, TestDb, Wire};
 pub use postgres::OwnPostgres;
 pub use process::Server;
+pub use receiver::{Mails, Reply, Taking, Webhooks};
 
 use std::time::Duration;
 

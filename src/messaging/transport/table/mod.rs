@@ -252,9 +252,8 @@ pub struct TableSubscription {
 }
 
 impl TableSubscription {
-    /// From now on takes messages from hand to hand where it can, some `room` of them at a time.
-    pub fn open_hatch(&mut self, room: usize) {
-        self.hatch = Some(self.table.db.hatches().open(&self.queue, room, self.table.lease));
+    pub fn open_hatch(&mut self) {
+        self.hatch = Some(self.table.db.hatches().open(&self.queue, self.table.lease));
     }
 
     pub async fn ready(&mut self, poll: Duration) {
