@@ -38,7 +38,7 @@ export function say(element, text) {
 }
 
 let pressed = false;
-for (const [kind, now] of [["pointerdown", true], ["pointerup", false], ["pointercancel", false]]) {
+for (const [kind, now] of [["pointerdown", true], ["pointerup", false], ["pointercancel", false], ["blur", false]]) {
   addEventListener(kind, () => { pressed = now; }, { capture: true, passive: true });
 }
 

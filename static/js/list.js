@@ -49,6 +49,7 @@ export function list({ endpoint, filters = [], columns, sections = [], nothing, 
   });
   // Whoever reads further down, or has a row in hand, keeps what is there.
   const news = () => {
+    clearTimeout(soon);
     if (pages === 1 && !isHeld(body)) first();
     else if (isMoving(rows)) soon = setTimeout(news, MOVING_MS);
   };

@@ -10,7 +10,7 @@ const TONES = {
 };
 const MARKS = { ok: "✓", bad: "✕", warn: "!", idle: "•" };
 
-export function toneOf(word) {
+function toneOf(word) {
   return Object.keys(TONES).find((tone) => TONES[tone].includes(word)) ?? "idle";
 }
 

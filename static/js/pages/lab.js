@@ -48,11 +48,11 @@ function lab({ crash_points: points }, signal) {
 /** What is armed just now, and a way to take it back. */
 function armed(signal) {
   const words = h("p", {});
-  const element = h("section", { class: "card armed", "aria-label": "Armed faults" },
-    words, act("Take everything back", async () => {
-      await post("/v1/lab/reset");
-      for (const queue of live.picture.queues.filter((known) => known.paused)) await post(path`/v1/consumers/${live.shortName(queue)}/resume`);
-    }, { class: "small" }));
+  const undo = act("Take everything back", async () => {
+    await post("/v1/lab/reset");
+    for (const queue of live.picture.queues.filter((known) => known.paused)) await post(path`/v1/consumers/${live.shortName(queue)}/resume`);
+  }, { class: "small" });
+  const element = h("section", { class: "card armed", "aria-label": "Armed faults" }, words, undo);
   const update = () => {
     const faults = live.picture.server?.faults;
     if (!faults) return;
@@ -64,6 +64,7 @@ function armed(signal) {
     for (const queue of live.picture.queues ?? []) if (queue.paused) parts.push(`${live.shortName(queue)} is paused`);
     say(words, parts.length ? `Armed: ${parts.join("; ")}.` : "Nothing is armed.");
     element.classList.toggle("is-armed", parts.length > 0);
+    undo.hidden = parts.length === 0;
   };
   live.watch(update, signal);
   update();

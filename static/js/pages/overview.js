@@ -51,7 +51,7 @@ export default {
 };
 
 /** One unit of something that is there, for a customer called test. */
-export async function placeTestOrder() {
+async function placeTestOrder() {
   const { data } = await get("/v1/stock?limit=200");
   const there = data.filter((shelf) => shelf.available > 0);
   const sku = (there[Math.floor(Math.random() * there.length)] ?? data[0])?.sku ?? "WIDGET-A";
