@@ -1,5 +1,5 @@
-//! The operator's sections of the live picture: the server, its queues, its inboxes, the last
-//! audit, and the faults that are armed.
+//! The operator's sections of the live picture: the server, its queues, its inboxes, the last audit, and the faults that
+//! are armed.
 
 use serde::Serialize;
 

@@ -26,7 +26,8 @@ export default {
       ],
       nothing: empty("Nothing has been sent yet.", "Place an order: its event is the first row here."),
       columns: [
-        { head: "Event", cell: (row) => link(`/inbox${query({ event_id: row.id })}`, row.event_type) },
+        // Only a first publication has the id of its event.
+        { head: "Event", cell: (row) => (row.target ? row.event_type : link(`/inbox${query({ event_id: row.id })}`, row.event_type)) },
         { head: "Status", cell: (row) => badge(row.status) },
         { head: "About", cell: (row) => aggregate(row) },
         { head: "To", cell: (row) => row.target || "all that listen" },
