@@ -434,6 +434,38 @@ pub async fn find(tx: &mut Tx, group_id: Option<String>, id: Uuid) -> sqlx::Resu
     Ok(fetch_page!(tx, filter, Columns)?.pop().map(OutboxRow::from))
 }
 
+/// Rows given up on, of one tenant; every field narrows.
+#[derive(Debug, Default, Clone)]
+pub struct Dead {
+    pub id: Option<Uuid>,
+    pub aggregate_type: Option<String>,
+    pub aggregate_id: Option<String>,
+}
+
+/// Gives dead rows their attempts back and has them published; returns how many there were.
+pub async fn revive(tx: &mut Tx, group_id: &str, dead: &Dead) -> sqlx::Result<u64> {
+    let now = tx.now();
+    let revived = crate::on!(tx, c => {
+        sqlx::query(
+            "UPDATE messaging_outbox SET status = 'pending', attempts = 0, available_at = $1, claimed_by = NULL
+             WHERE status = 'dead' AND group_id = $2 AND id = COALESCE($3, id)
+                 AND aggregate_type = COALESCE($4, aggregate_type) AND aggregate_id = COALESCE($5, aggregate_id)",
+        )
+        .bind(now)
+        .bind(group_id)
+        .bind(dead.id)
+        .bind(&dead.aggregate_type)
+        .bind(&dead.aggregate_id)
+        .execute(c)
+        .await
+        .map(|done| done.rows_affected())
+    })?;
+    if revived > 0 {
+        tx.ring_on_commit(BELL);
+    }
+    Ok(revived)
+}
+
 /// Splits settlements into what the two update statements take.
 pub(super) struct Settled {
     pub published: Vec<Uuid>,
