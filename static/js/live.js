@@ -6,8 +6,8 @@
 const POLL_MS = 5000;
 /** A stream that has not said anything by then is taken for one that does not get through. */
 const PATIENCE_MS = 8000;
-/** Pages are drawn without a picture if there is none by then. */
-const FIRST_PICTURE_MS = 1500;
+/** Pages are drawn without a picture if there is none by then, neither by a stream nor by asking. */
+const FIRST_PICTURE_MS = PATIENCE_MS + 2000;
 const POINTS = 60;
 
 export const picture = {};

@@ -41,6 +41,7 @@ theme.start();
 drawBar();
 drawSide();
 listenForKeys();
+put(document.getElementById("main"), h("p", { class: "quiet" }, "Connecting…"));
 await live.start();
 router.start();
 

@@ -6,13 +6,17 @@
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use reqwest::Client;
 use serde_json::{Value, json};
 
-use super::eventually;
+/// A browser beside others on a busy machine takes its time.
+const PATIENCE: Duration = Duration::from_secs(90);
+/// Asking a page costs more than asking a server.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
 
 pub struct Browser {
     client: Client,
@@ -87,7 +91,11 @@ impl Browser {
 
     /// Waits until a function body returns true in the page.
     pub async fn until(&self, what: &str, script: &str) {
-        eventually(what, || async { (self.run(script).await == true).then_some(()) }).await;
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        while self.run(script).await != true {
+            assert!(tokio::time::Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
+            tokio::time::sleep(BETWEEN_LOOKS).await;
+        }
     }
 
     /// Waits until an element is there whose text contains these words.
