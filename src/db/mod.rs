@@ -10,6 +10,7 @@
 
 mod describe;
 mod filter;
+mod hatches;
 mod migrate;
 mod open;
 mod scratch;
@@ -30,6 +31,7 @@ use sqlx::{PgPool, Postgres, Sqlite, SqliteConnection, SqlitePool, Transaction};
 pub use describe::About;
 pub(crate) use filter::fetch_page;
 pub use filter::{Filter, Value};
+pub use hatches::{Hatch, Hatches, Parcel, Pledge};
 pub use open::Options;
 pub use scratch::ScratchSchema;
 pub use trouble::Trouble;
@@ -47,6 +49,7 @@ const SCHEMA_LOCK: i64 = 0x5354_4f43_4b41_4445;
 pub struct Db {
     engine: Engine,
     wakes: Wakes,
+    hatches: Hatches,
     clock: Clock,
     hands_on: Arc<AtomicBool>,
     metrics: Arc<Metrics>,
@@ -70,6 +73,7 @@ pub struct Tx {
     now: Timestamp,
     wakes: Wakes,
     rings: BTreeSet<String>,
+    hatches: Hatches,
     hands_on: bool,
     metrics: Arc<Metrics>,
     after_commit: Vec<Box<dyn FnOnce() + Send>>,
@@ -138,7 +142,14 @@ impl Db {
     }
 
     fn over(engine: Engine, clock: Clock) -> Self {
-        Self { engine, wakes: Wakes::default(), clock, hands_on: Arc::default(), metrics: Arc::default() }
+        Self {
+            engine,
+            wakes: Wakes::default(),
+            hatches: Hatches::default(),
+            clock,
+            hands_on: Arc::default(),
+            metrics: Arc::default(),
+        }
     }
 
     /// Begins a transaction that is on disk when its commit returns.
@@ -184,6 +195,7 @@ impl Db {
             now: self.clock.now(),
             wakes: self.wakes.clone(),
             rings: BTreeSet::new(),
+            hatches: self.hatches.clone(),
             hands_on: self.hands_on.load(Ordering::Relaxed),
             metrics: self.metrics.clone(),
             after_commit: Vec::new(),
@@ -200,6 +212,10 @@ impl Db {
 
     pub fn wakes(&self) -> &Wakes {
         &self.wakes
+    }
+
+    pub fn hatches(&self) -> &Hatches {
+        &self.hatches
     }
 
     /// Says whether transactions from now on hand their events on to the queues themselves; see [`Tx::hands_on`].
@@ -284,6 +300,10 @@ impl Tx {
     /// Are the queues in this database and open, so that what is due at once may go into them with this very commit?
     pub fn hands_on(&self) -> bool {
         self.hands_on
+    }
+
+    pub fn hatches(&self) -> &Hatches {
+        &self.hatches
     }
 
     /// The moment this transaction began.

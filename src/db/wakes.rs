@@ -47,6 +47,11 @@ impl Bell {
         }
     }
 
+    /// Has it rung since it was last heard or hushed?
+    pub fn is_rung(&self) -> bool {
+        self.0.has_changed().unwrap_or(false)
+    }
+
     /// Takes every ring so far as heard: call it before looking at the table.
     pub fn hush(&mut self) {
         self.0.mark_unchanged();

@@ -30,8 +30,10 @@ const PAGES: &[&str] = &[
     "/dead-letters",
     "/dead-letters/{id}",
     "/queues",
+    "/redrives",
     "/replays",
     "/audit",
+    "/actions",
     "/lab",
     "/settings",
 ];

@@ -184,12 +184,7 @@ impl Probes {
     /// The report without what changes though nothing happens: for those who watch for news.
     pub async fn steady(&self) -> serde_json::Value {
         let mut report = serde_json::to_value(self.look().await).unwrap_or_default();
-        let loops = report.get_mut("loops").and_then(serde_json::Value::as_object_mut);
-        for status in loops.into_iter().flat_map(serde_json::Map::values_mut) {
-            if let Some(status) = status.as_object_mut() {
-                status.remove("last_success_at");
-            }
-        }
+        still(&mut report);
         report
     }
 
@@ -239,5 +234,17 @@ impl Probes {
             instances,
             loops,
         }
+    }
+}
+
+/// Takes out, wherever they are, the times that move with every beat of a loop.
+fn still(value: &mut serde_json::Value) {
+    match value {
+        serde_json::Value::Object(fields) => {
+            fields.retain(|name, _| !["last_success_at", "seen_at"].contains(&name.as_str()));
+            fields.values_mut().for_each(still);
+        }
+        serde_json::Value::Array(items) => items.iter_mut().for_each(still),
+        _ => {}
     }
 }

@@ -193,6 +193,7 @@ impl<R: Reaction> Consumer<R> {
         // to work, or an outage would use them up.
         self.check_database().await?;
         let mut subscription = self.kernel.transport.subscribe(&self.queue).await?;
+        subscription.open_hatch();
         // Said now: the first batch may make calls that take their time.
         self.pulse.running(self.kernel.db.clock().now());
         let mut swept_at = Instant::now();
@@ -496,7 +497,7 @@ impl<R: Reaction> Consumer<R> {
                 Action::TakeOver => plan.stale.extend(met.map(|met| (index, met))),
                 Action::Later => {
                     let delay = met.map(|met| met.due_in).unwrap_or_default();
-                    later.push(Entry::again(arrival.event, &item.message.body, &self.queue, delay));
+                    later.push(Entry::again(arrival.event, item.message.body.clone(), &self.queue, delay));
                     plan.settled.push((item.tag, Settle::AckRetry));
                 }
                 Action::Dismiss => plan.dismiss(item.tag, arrival.event.event_id),
@@ -606,7 +607,13 @@ impl<R: Reaction> Consumer<R> {
             }
             // Woken within another event's transaction: it gets a delivery of its own, and the call is made then.
             Outcome::Call => {
-                books.retries.push(Entry::retry(&message.event, &message.body, &self.queue, attempts, Duration::ZERO));
+                books.retries.push(Entry::retry(
+                    &message.event,
+                    message.body.clone(),
+                    &self.queue,
+                    attempts,
+                    Duration::ZERO,
+                ));
                 books.marks.push(Mark { attempts, ..mark(State::Retrying, Some(Duration::ZERO), None, None) });
                 Settle::AckRetry
             }
@@ -635,7 +642,7 @@ impl<R: Reaction> Consumer<R> {
                         consumer = R::NAME, event.id = %event_id, attempts = attempt, ?delay, %error, "RETRY {} {}",
                         R::NAME, message.key
                     );
-                    books.retries.push(Entry::retry(&message.event, &message.body, &self.queue, attempt, delay));
+                    books.retries.push(Entry::retry(&message.event, message.body.clone(), &self.queue, attempt, delay));
                     books.marks.push(mark(State::Retrying, Some(delay), None, Some(error)));
                     Settle::AckRetry
                 }

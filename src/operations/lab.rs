@@ -28,6 +28,7 @@ const BODY_BYTES_MAX: usize = 4 * 1024 * 1024;
 
 pub fn routes() -> OpenApiRouter<Operations> {
     OpenApiRouter::new()
+        .routes(routes!(get_lab))
         .routes(routes!(publish))
         .routes(routes!(duplicate))
         .routes(routes!(slow))
@@ -35,6 +36,20 @@ pub fn routes() -> OpenApiRouter<Operations> {
         .routes(routes!(crash))
         .routes(routes!(reset))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct Lab {
+    /// Where the process can be told to die.
+    crash_points: Vec<CrashPoint>,
+    armed: faults::Armed,
+}
+
+/// Look at the fault lab: what can be armed, and what is.
+#[utoipa::path(get, path = "/v1/lab", tag = "operations", responses((status = 200, body = Lab)))]
+async fn get_lab(State(operations): State<Operations>) -> Json<Lab> {
+    let points = POINTS.iter().map(|(point, meaning)| CrashPoint { point: (*point).to_owned(), meaning });
+    Json(Lab { crash_points: points.collect(), armed: operations.kernel.faults.armed() })
 }
 
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
@@ -123,7 +138,7 @@ pub struct Crash {
 }
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
-pub struct Armed {
+pub struct CrashPoint {
     point: String,
     /// The moment at which the process will die.
     meaning: &'static str,
@@ -131,10 +146,13 @@ pub struct Armed {
 
 /// Arm a crash point: the process dies the next time it gets there.
 #[utoipa::path(post, path = "/v1/lab/crash", tag = "operations", request_body = Crash, responses(
-    (status = 202, body = Armed),
+    (status = 202, body = CrashPoint),
     (status = 422, body = Problem, content_type = "application/problem+json"),
 ))]
-async fn crash(State(operations): State<Operations>, body: Body<Crash>) -> Result<(StatusCode, Json<Armed>), Problem> {
+async fn crash(
+    State(operations): State<Operations>,
+    body: Body<Crash>,
+) -> Result<(StatusCode, Json<CrashPoint>), Problem> {
     let Crash { point, consumer } = body.value;
     let Some((_, meaning)) = POINTS.iter().find(|(name, _)| *name == point) else {
         let names: Vec<&str> = POINTS.iter().map(|(name, _)| *name).collect();
@@ -142,7 +160,7 @@ async fn crash(State(operations): State<Operations>, body: Body<Crash>) -> Resul
         return Err(Problem::validation(vec![FieldError { pointer: "/point".to_owned(), detail }]));
     };
     operations.kernel.faults.arm_crash(&point, consumer.as_deref());
-    Ok((StatusCode::ACCEPTED, Json(Armed { point, meaning })))
+    Ok((StatusCode::ACCEPTED, Json(CrashPoint { point, meaning })))
 }
 
 #[derive(Debug, Deserialize, utoipa::ToSchema)]

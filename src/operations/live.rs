@@ -1,4 +1,5 @@
-//! The operator's sections of the live picture: the server, its queues, its inboxes, and the faults that are armed.
+//! The operator's sections of the live picture: the server, its queues, its inboxes, the last audit, and the faults that
+//! are armed.
 
 use serde::Serialize;
 
@@ -39,7 +40,12 @@ pub fn sections(operations: &Operations, probes: &Probes, demo: bool) -> Vec<Sec
         let db = db.clone();
         async move { Ok(inbox::tally(&mut db.read().await?).await?) }
     });
-    vec![server, queues, inbox]
+    let audits = operations.audits.clone();
+    let audit = Section::shared("audit", move || {
+        let audits = audits.clone();
+        async move { Ok(audits.latest()) }
+    });
+    vec![server, queues, inbox, audit]
 }
 
 /// What rings when something moves.

@@ -136,14 +136,14 @@ impl Scrape {
         let kernel = &self.operations.kernel;
         gauges.info(kernel.db.engine_name(), kernel.transport.name());
         self.count_orders(gauges);
-        let (violations, checked_at) = self.operations.audits.worst();
-        for (name, count) in violations {
-            let help = "Rows that break a promise, as the last audits found";
-            gauges.set("stockade_invariant_violations", help, &[("name", &name)], float(count));
-        }
-        if let Some(at) = checked_at {
+        if let Some(audit) = self.operations.audits.latest() {
+            for checked in &audit.checks {
+                let help = "Rows that break a promise, as the last audits found";
+                let labels = [("name", checked.name.as_str())];
+                gauges.set("stockade_invariant_violations", help, &labels, float(checked.violations));
+            }
             let help = "When the promises were last checked";
-            gauges.set("stockade_invariant_last_check_timestamp_seconds", help, &[], seconds_of(at));
+            gauges.set("stockade_invariant_last_check_timestamp_seconds", help, &[], seconds_of(audit.checked_at));
         }
         for (name, status) in kernel.health.statuses() {
             if let Some(at) = status.last_success_at {

@@ -9,15 +9,19 @@ export class Problem extends Error {
     this.title = body?.title;
     this.requestId = body?.request_id;
   }
-
-  /** This server has no such endpoint: an older one, or one without the part. */
-  get isUnknownHere() {
-    return this.status === 404 && this.message.startsWith("there is nothing at this path");
-  }
 }
 
-async function call(method, path, { body, headers, signal } = {}) {
+/** The name under which this browser acts, for the record of actions. */
+export const operator = {
+  get: () => localStorage.getItem("stockade.operator") ?? "",
+  set: (name) => localStorage.setItem("stockade.operator", name),
+};
+
+async function call(method, path, { body, headers, signal, read = "json" } = {}) {
   const request = { method, headers: { ...headers }, signal };
+  // A header holds ASCII; whoever has another name is still recorded, by what is left of it.
+  const name = operator.get().replace(/[^\x20-\x7e]/g, "").trim();
+  if (method !== "GET" && name) request.headers["X-Operator"] = name;
   if (body !== undefined) {
     request.headers["Content-Type"] = "application/json";
     request.body = JSON.stringify(body);
@@ -30,12 +34,14 @@ async function call(method, path, { body, headers, signal } = {}) {
     throw new Problem(0, { detail: "the server cannot be reached", code: "unreachable" });
   }
   const isJson = (response.headers.get("Content-Type") ?? "").includes("json");
-  const answer = isJson ? await response.json() : null;
-  if (!response.ok) throw new Problem(response.status, answer);
-  return answer;
+  if (!response.ok) throw new Problem(response.status, isJson ? await response.json() : null);
+  if (read === "text") return response.text();
+  return isJson ? response.json() : null;
 }
 
 export const get = (path, signal) => call("GET", path, { signal });
+/** The answer to the letter: numbers too large for a script stay what they are. */
+export const text = (path, signal) => call("GET", path, { signal, read: "text" });
 export const post = (path, body, headers) => call("POST", path, { body, headers });
 export const put = (path, body) => call("PUT", path, { body });
 

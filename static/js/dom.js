@@ -37,7 +37,33 @@ export function say(element, text) {
   if (element.textContent !== words) element.textContent = words;
 }
 
-/** Is the reader of the page inside this element just now? */
+let pressed = false;
+for (const [kind, now] of [["pointerdown", true], ["pointerup", false], ["pointercancel", false], ["blur", false]]) {
+  addEventListener(kind, () => { pressed = now; }, { capture: true, passive: true });
+}
+
+/** Is a button or link being pressed just now? One that is replaced between down and up is never clicked. */
+export function isPressed() {
+  return pressed;
+}
+
+/** Does the reader have something of this element in hand, by a press, by the keyboard, or by writing in it? */
 export function isHeld(element) {
-  return element.contains(document.activeElement);
+  const at = document.activeElement;
+  return pressed || (element.contains(at) && (at.matches("input, select, textarea") || (at.matches("a, button") && at.matches(":focus-visible"))));
+}
+
+/** Replaces what an element holds, and leaves the focus on what stands where it was, or on the heading if that is gone. */
+export function redraw(element, ...children) {
+  const held = element.contains(document.activeElement) ? document.activeElement : null;
+  const ofKind = () => [...element.querySelectorAll(held.tagName)];
+  const isAlike = (other) => other.textContent === held.textContent && other.getAttribute("aria-label") === held.getAttribute("aria-label");
+  const before = held ? ofKind() : [];
+  put(element, ...children);
+  if (!held) return;
+  const after = ofKind();
+  const inPlace = after.length === before.length ? after[before.indexOf(held)] : null;
+  const next = after.filter(isAlike)[before.filter(isAlike).indexOf(held)] ?? inPlace ?? element.closest("section, main")?.querySelector("h1, h2");
+  if (next && next.tabIndex < 0) next.setAttribute("tabindex", "-1");
+  next?.focus({ preventScroll: true });
 }

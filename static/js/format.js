@@ -73,3 +73,25 @@ export function lines(items) {
   const words = items.slice(0, 3).map((item) => `${item.sku} × ${count(item.quantity)}`);
   return items.length > 3 ? `${words.join(", ")} and ${items.length - 3} more` : words.join(", ") || "–";
 }
+
+/** JSON text with line breaks, token by token: no number passes through a script, where large ones lose digits. */
+export function indented(json) {
+  const tokens = json.match(/"(?:[^"\\]|\\.)*"|[{}[\],:]|[^\s"{}[\],:]+/g) ?? [];
+  let depth = 0;
+  let text = "";
+  for (const [index, token] of tokens.entries()) {
+    const isEmpty = "{[".includes(token) && "}]".includes(tokens[index + 1]);
+    const closesEmpty = "}]".includes(token) && "{[".includes(tokens[index - 1]);
+    if ("}]".includes(token)) depth -= 1;
+    if ("}]".includes(token) && !closesEmpty) text += `\n${"  ".repeat(depth)}`;
+    text += token === ":" ? ": " : token;
+    if ("{[".includes(token)) depth += 1;
+    if (token === "," || ("{[".includes(token) && !isEmpty)) text += `\n${"  ".repeat(depth)}`;
+  }
+  return text;
+}
+
+/** The type of an event; messages that cannot be read have none, or what they were sent back under. */
+export function eventName(type) {
+  return type && type !== "unreadable.message" ? type : "unreadable";
+}

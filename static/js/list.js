@@ -1,52 +1,62 @@
 // A list page: filters in the URL, rows from one endpoint, more on demand, and news while it is looked at.
 
 import { get, query } from "./api.js";
-import { h, isHeld, put } from "./dom.js";
+import { h, isHeld, put, redraw } from "./dom.js";
 import * as live from "./live.js";
-import { button, complain, failure, input, labelled, table } from "./parts.js";
+import { button, complain, failure, input, labelled, onActed, table } from "./parts.js";
 import { navigate } from "./router.js";
 
 /** A list is asked for again no more often than this while it changes. */
 const REFRESH_MS = 2000;
+/** One whose rows are under way is asked for this often. */
+const MOVING_MS = 1000;
 
 /**
  * `endpoint`: where the rows are. `filters`: fields whose values are the URL's query and the endpoint's. `columns`: see
  * `table`. `sections`: which parts of the live picture tell that there may be news. `nothing`: what an empty list says.
- * `what`: the rows in words.
+ * `what`: the rows in words. `isMoving(rows)`: should they be looked at again soon, whatever the picture tells?
  */
-export function list({ endpoint, filters = [], columns, sections = [], nothing, what, fixed = {} }, { query: asked, signal }) {
+export function list({ endpoint, filters = [], columns, sections = [], nothing, what, isMoving = () => false }, { query: asked, signal }) {
   const known = Object.fromEntries(filters.map((filter) => [filter.name, asked.get(filter.name) ?? ""]));
   const filtered = Object.values(known).some((value) => value !== "");
   const body = h("div", { class: "list", "aria-busy": "true" });
   let rows = [];
   let cursor = null;
   let pages = 0;
+  let soon = null;
 
   const load = async (more) => {
-    const page = await get(endpoint + query({ ...fixed, ...known, limit: 50, cursor: more ? cursor : null }), signal);
+    const page = await get(endpoint + query({ ...known, limit: 50, cursor: more ? cursor : null }), signal);
     rows = more ? [...rows, ...page.data] : page.data;
     cursor = page.next_cursor;
     pages = more ? pages + 1 : 1;
     body.removeAttribute("aria-busy");
     draw();
+    clearTimeout(soon);
+    if (isMoving(rows)) soon = setTimeout(news, MOVING_MS);
   };
   const draw = () => {
     const none = filtered
       ? h("div", { class: "empty" }, h("p", { class: "title" }, `No ${what} like that.`), h("p", {}, button("Clear the filters", () => navigate(location.pathname))))
       : nothing;
     const more = cursor && h("div", { class: "row" }, button("Show more", () => load(true).catch(complain)));
-    put(body, rows.length ? table(what, columns, rows) : none, more);
+    redraw(body, rows.length ? table(what, columns, rows) : none, more);
   };
   const first = () => load(false).catch((error) => {
     if (error.name === "AbortError" || pages > 0) return;
     body.removeAttribute("aria-busy");
     put(body, failure(error, what));
   });
-  first();
-  follow(sections, signal, () => {
-    // Whoever reads further down, or has a row in hand, keeps what is there.
+  // Whoever reads further down, or has a row in hand, keeps what is there.
+  const news = () => {
+    clearTimeout(soon);
     if (pages === 1 && !isHeld(body)) first();
-  });
+    else if (isMoving(rows)) soon = setTimeout(news, MOVING_MS);
+  };
+  first();
+  onActed(signal, () => pages === 1 && first());
+  follow(sections, signal, news);
+  signal.addEventListener("abort", () => clearTimeout(soon));
   return [filters.length > 0 && form(filters, known), body];
 }
 

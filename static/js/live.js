@@ -6,6 +6,8 @@
 const POLL_MS = 5000;
 /** A stream that has not said anything by then is taken for one that does not get through. */
 const PATIENCE_MS = 8000;
+/** Pages are drawn without a picture if there is none by then. */
+const FIRST_PICTURE_MS = 1500;
 const POINTS = 60;
 
 export const picture = {};
@@ -36,10 +38,16 @@ export function setPaused(value) {
   restart();
 }
 
+/** Begins to watch; done when there is a picture, or none is to be expected soon. */
 export function start() {
   document.addEventListener("visibilitychange", restart);
   restart();
   setInterval(remember, 1000);
+  return new Promise((resolve) => {
+    if (state !== "connecting") resolve();
+    watch(resolve);
+    setTimeout(resolve, FIRST_PICTURE_MS);
+  });
 }
 
 function restart() {
@@ -120,4 +128,15 @@ function remember() {
 /** How old the picture is, if it should be newer. */
 export function staleFor() {
   return ["live", "polling"].includes(state) || !lastFrameAt ? 0 : Date.now() - lastFrameAt;
+}
+
+/** "inventory" of "stockade.inventory": the name of the consumer. */
+export function shortName(queue) {
+  return queue.name.slice(queue.name.lastIndexOf(".") + 1);
+}
+
+/** The consumers there are, as far as the picture tells, and the one asked for. */
+export function consumers(asked) {
+  const names = (picture.queues ?? []).map(shortName);
+  return asked && !names.includes(asked) ? [...names, asked] : names;
 }

@@ -7,6 +7,7 @@ import * as router from "./router.js";
 import { button } from "./parts.js";
 import { jump } from "./search.js";
 import * as theme from "./theme.js";
+import actions from "./pages/actions.js";
 import audit from "./pages/audit.js";
 import deadLetter from "./pages/dead-letter.js";
 import deadLetters from "./pages/dead-letters.js";
@@ -19,6 +20,7 @@ import orders from "./pages/orders.js";
 import outbox from "./pages/outbox.js";
 import overview from "./pages/overview.js";
 import queues from "./pages/queues.js";
+import redrives from "./pages/redrives.js";
 import replays from "./pages/replays.js";
 import reservations from "./pages/reservations.js";
 import settings from "./pages/settings.js";
@@ -27,8 +29,8 @@ import stock from "./pages/stock.js";
 const PAGES = [
   ["", [["/", overview]]],
   ["Shop", [["/orders", orders], ["/reservations", reservations], ["/stock", stock], ["/notifications", notifications], ["/ledger", ledger]]],
-  ["Messages", [["/queues", queues], ["/dead-letters", deadLetters], ["/outbox", outbox], ["/inbox", inbox], ["/replays", replays]]],
-  ["Trust", [["/audit", audit], ["/lab", lab], ["/settings", settings]]],
+  ["Messages", [["/queues", queues], ["/outbox", outbox], ["/inbox", inbox], ["/dead-letters", deadLetters], ["/redrives", redrives], ["/replays", replays]]],
+  ["Trust", [["/audit", audit], ["/actions", actions], ["/lab", lab], ["/settings", settings]]],
 ];
 
 for (const [, pages] of PAGES) for (const [path, page] of pages) router.route(path, page);
@@ -39,7 +41,7 @@ theme.start();
 drawBar();
 drawSide();
 listenForKeys();
-live.start();
+await live.start();
 router.start();
 
 function drawBar() {
@@ -62,7 +64,7 @@ function drawBar() {
   });
   put(document.getElementById("bar"),
     menu,
-    h("a", { class: "brand", href: "/" }, h("img", { src: "/static/icon.svg", alt: "", width: "24", height: "24" }), "Stockade"),
+    h("a", { class: "brand", href: "/", "aria-label": "Stockade" }, h("img", { src: "/static/icon.svg", alt: "", width: "24", height: "24" }), h("span", { class: "name" }, "Stockade")),
     form, engines, toggle,
     button(h("span", { "aria-hidden": "true" }, "◐"), () => theme.next(), { class: "square", "aria-label": "Change the theme", title: "Theme (t)", "aria-keyshortcuts": "t" }),
     button(h("span", { "aria-hidden": "true" }, "?"), () => help(), { class: "square help", "aria-label": "Keys and help", title: "Keys (?)", "aria-keyshortcuts": "?" }));

@@ -10,7 +10,7 @@ const TONES = {
 };
 const MARKS = { ok: "✓", bad: "✕", warn: "!", idle: "•" };
 
-export function toneOf(word) {
+function toneOf(word) {
   return Object.keys(TONES).find((tone) => TONES[tone].includes(word)) ?? "idle";
 }
 
@@ -32,6 +32,15 @@ export function button(label, onclick, props = {}) {
   return h("button", { type: "button", onclick, ...props }, label);
 }
 
+/** Something was done: what is shown is asked for anew, also where it is held still for the reader. */
+function acted() {
+  dispatchEvent(new CustomEvent("stockade:acted"));
+}
+
+export function onActed(signal, look) {
+  addEventListener("stockade:acted", look, { signal });
+}
+
 /** A button that cannot be pressed again while what it started is under way, and says what went wrong. */
 export function act(label, work, props = {}) {
   const element = button(label, async () => {
@@ -39,6 +48,7 @@ export function act(label, work, props = {}) {
     element.setAttribute("aria-disabled", "true");
     try {
       await work();
+      acted();
     } catch (error) {
       if (error.name !== "AbortError") complain(error);
     } finally {
@@ -120,7 +130,8 @@ export async function copy(text) {
 export function sparkline() {
   const line = svg("polyline", { class: "spark-line" });
   const area = svg("polygon", { class: "spark-area" });
-  const element = svg("svg", { class: "spark", viewBox: "0 0 120 28", preserveAspectRatio: "none", role: "img", "aria-label": "depth over the last minute" }, area, line);
+  const base = svg("line", { class: "spark-base", x1: 0, x2: 120, y1: 27, y2: 27 });
+  const element = svg("svg", { class: "spark", viewBox: "0 0 120 28", preserveAspectRatio: "none", role: "img", "aria-label": "depth over the last minute" }, base, area, line);
   return {
     element,
     draw(points) {
@@ -151,7 +162,6 @@ export function complain(error) {
 }
 
 export function sentence(error) {
-  if (error instanceof Problem && error.isUnknownHere) return "this server does not have it yet.";
   if (error instanceof Problem && error.status === 401) return "this server wants an API key.";
   if (error instanceof Problem && error.status === 403) return `your key does not allow it: ${error.message}.`;
   const id = error.requestId ? ` (request ${error.requestId})` : "";
@@ -160,18 +170,16 @@ export function sentence(error) {
 
 /** What a page shows in place of what it could not get. */
 export function failure(error, what) {
-  if (error instanceof Problem && error.isUnknownHere) {
-    return empty(`This server does not have ${what}.`, "It is an older version, or runs without that part. See ", link("/docs/", "its API"), " for what there is.");
-  }
   return h("div", { class: "empty bad", role: "alert" },
     h("p", { class: "title" }, `Cannot show ${what} just now.`), h("p", {}, sentence(error)));
 }
 
 /**
  * Asks for a few values and does something with them. Fields: {name, label, type, value, min, max, options, hint,
- * required}. `work` gets the values; the dialog stays open with the problem if it fails.
+ * required}. `work` gets the values; the dialog stays open with the problem if it fails. Without `confirm` there is
+ * nothing to do but to read.
  */
-export function ask({ title, words, fields = [], confirm = "Do it", danger = false, work }) {
+export function ask({ title, words, fields = [], confirm, danger = false, work }) {
   const problem = h("p", { class: "problem", role: "alert" });
   const inputs = fields.map((field) => [field, input(field)]);
   const submit = h("button", { type: "submit", class: danger ? "danger" : "primary" }, confirm);
@@ -183,6 +191,7 @@ export function ask({ title, words, fields = [], confirm = "Do it", danger = fal
         try {
           await work(Object.fromEntries(inputs.map(([field, element]) => [field.name, element.value.trim()])));
           dialog.close();
+          acted();
         } catch (error) {
           put(problem, sentence(error));
           submit.disabled = false;
@@ -190,11 +199,12 @@ export function ask({ title, words, fields = [], confirm = "Do it", danger = fal
       },
     },
     h("h2", { id: "dialog-title" }, title),
-    words && h("p", {}, words),
+    [words].flat().map((part) => (typeof part === "string" ? h("p", {}, part) : part)),
     inputs.map(([field, element]) => labelled(field.label, element, field.hint)),
     problem,
-    h("div", { class: "row end" }, button("Cancel", () => dialog.close()), submit)));
+    h("div", { class: "row end" }, button(confirm ? "Cancel" : "Close", () => dialog.close()), confirm && submit)));
   document.body.append(dialog);
+  (inputs[0]?.[1] ?? submit).setAttribute("autofocus", ""); // not the first thing that scrolls
   dialog.showModal();
 }
 

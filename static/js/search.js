@@ -28,9 +28,16 @@ async function look(words) {
     if (seen?.data.length) return `/inbox${query({ event_id: words })}`;
     const row = await find(path`/v1/outbox/${words}`);
     if (row) return `/outbox${query({ aggregate_id: row.aggregate_id })}`;
+    if (await find(path`/v1/redrives/${words}`)) return `/dead-letters${query({ redrive: words })}`;
+    if (await find(path`/v1/replays/${words}`)) return "/replays";
     return null;
   }
   if (await find(path`/v1/stock/${words}`)) return `/stock${query({ sku: words })}`;
-  const theirs = await find(`/v1/orders${query({ customer_id: words, limit: 1 })}`);
-  return theirs?.data.length ? `/orders${query({ customer_id: words })}` : null;
+  if (await find(path`/v1/queues/${words}`)) return "/queues";
+  const lists = [["/orders", "customer_id"], ["/ledger", "account", "/entries"], ["/dead-letters", "correlation_id"], ["/dead-letters", "reason"]];
+  for (const [page, name, rest = ""] of lists) {
+    const found = await find(`/v1${page}${rest}${query({ [name]: words, limit: 1 })}`);
+    if (found?.data.length) return page + query({ [name]: words });
+  }
+  return null;
 }

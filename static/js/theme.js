@@ -1,4 +1,4 @@
-// Light, dark, or as the system says.
+// How this browser likes the pages: light, dark, or as the system says; roomy or compact; with payloads or without.
 
 const THEMES = ["system", "light", "dark"];
 
@@ -31,4 +31,12 @@ export function density() {
 export function setDensity(value) {
   localStorage.setItem("stockade.density", value);
   start();
+}
+
+export function hidesPayloads() {
+  return localStorage.getItem("stockade.hide-payloads") === "yes";
+}
+
+export function setHidesPayloads(value) {
+  localStorage.setItem("stockade.hide-payloads", value ? "yes" : "no");
 }

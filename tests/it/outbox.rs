@@ -73,7 +73,7 @@ async fn an_event_goes_into_its_queues_with_the_commit_that_writes_it(db: TestDb
     assert_eq!((rig.effects(&told).await, rig.effects(&undone).await), (1, 0));
     // What has a delay waits for the relay all the same.
     let mut tx = rig.db.begin().await.unwrap();
-    let later = Entry::retry(&told, &told.to_body(), &rig.queue, 1, Duration::from_secs(30));
+    let later = Entry::retry(&told, told.to_body(), &rig.queue, 1, Duration::from_secs(30));
     outbox::append_many(&mut tx, &[later]).await.unwrap();
     tx.commit().await.unwrap();
     assert_eq!(rig.depth(&rig.queue).await.ready, 0);
@@ -207,7 +207,7 @@ async fn a_retry_row_keeps_its_bytes_and_goes_to_its_queue_alone(db: TestDb) {
     let event = told("note");
     // Not how we would write it, but how it came: spaces and all.
     let body = format!(" {} \n", String::from_utf8(event.to_body()).unwrap()).into_bytes();
-    append(&rig, Entry::retry(&event, &body, &rig.queue, 2, Duration::from_secs(30))).await;
+    append(&rig, Entry::retry(&event, body.clone(), &rig.queue, 2, Duration::from_secs(30))).await;
     assert_eq!(rig.relay.try_once().await.unwrap(), 0, "not yet due");
     rig.advance(Duration::from_secs(31)).await;
     assert_eq!(rig.relay.try_once().await.unwrap(), 1);
@@ -223,15 +223,19 @@ async fn any_bytes_survive_the_outbox(db: TestDb) {
     let rig = Rig::new(&db).await;
     let bodies: [&[u8]; 4] = [b"", b"\x00\xff\xfe", "\u{2603}".as_bytes(), &[0x80; 100_000]];
     for body in bodies {
-        let entry =
-            Entry { id: mint_id(), body: body.to_vec(), target: rig.queue.clone(), ..Entry::from(&told("note")) };
+        let entry = Entry {
+            id: mint_id(),
+            body: body.to_vec().into(),
+            target: rig.queue.clone(),
+            ..Entry::from(&told("note"))
+        };
         append(&rig, entry).await;
     }
     // Together in one statement, too.
     let mut tx = rig.db.begin().await.unwrap();
     let entry = |body: &[u8]| Entry {
         id: mint_id(),
-        body: body.to_vec(),
+        body: body.to_vec().into(),
         target: rig.queue.clone(),
         ..Entry::from(&told("note"))
     };

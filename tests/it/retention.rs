@@ -134,7 +134,7 @@ async fn what_was_processed_is_forgotten_only_when_no_copy_can_come(db: TestDb) 
     assert_eq!(rig.letters().await[0].reason, "id-reused");
     rig.execute("DELETE FROM messaging_outbox WHERE kind = 'event'").await;
     rig.tell(&events[2..3]).await;
-    let retry = stockade::messaging::outbox::Entry::retry(&events[1], &events[1].to_body(), QUEUE, 1, DAY);
+    let retry = stockade::messaging::outbox::Entry::retry(&events[1], events[1].to_body(), QUEUE, 1, DAY);
     let mut tx = rig.db.begin().await.unwrap();
     stockade::messaging::outbox::append_many(&mut tx, &[retry]).await.unwrap();
     tx.commit().await.unwrap();

@@ -3,6 +3,7 @@
 //! Each moves the letter from one state to another by compare-and-set, so of two operators one is first and the
 //! other is told so; no letter is sent twice.
 
+use bytes::Bytes;
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
@@ -90,7 +91,7 @@ fn entry(letter: &Letter, event: Option<&Event>) -> Entry {
     Entry {
         id,
         kind: Kind::Redrive,
-        body: letter.body.clone(),
+        body: letter.body.clone().into(),
         traceparent: headers.get(outbox::TRACEPARENT).and_then(Value::as_str).and_then(Traceparent::parse),
         headers: Value::Object(headers).to_string(),
         target: row.queue.clone(),
@@ -114,7 +115,7 @@ fn unreadable_entry(id: Uuid, row: &LetterRow) -> Entry {
         aggregate_type: aggregate_type.to_owned(),
         aggregate_id: row.id.to_string(),
         event_type: event_type.to_owned(),
-        body: Vec::new(),
+        body: Bytes::new(),
         headers: String::new(),
         delay: Duration::ZERO,
         correlation_id: row.correlation_id.clone().unwrap_or_default(),

@@ -139,7 +139,7 @@ fn entry(columns: Columns, target: &str) -> Entry {
         aggregate_type,
         aggregate_id,
         event_type,
-        body,
+        body: body.into(),
         headers,
         delay: std::time::Duration::ZERO,
         correlation_id,

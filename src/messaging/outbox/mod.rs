@@ -7,14 +7,17 @@
 mod pg;
 mod sqlite;
 
+use std::collections::HashMap;
 use std::time::Duration;
 
+use bytes::Bytes;
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::event::{Event, routing_key};
 use super::transport::table::bell_of;
 use crate::clock::{Timestamp, millis, mint_id};
-use crate::db::{Filter, Tx, dialects, fetch_page};
+use crate::db::{Filter, Parcel, Pledge, Tx, dialects, fetch_page};
 use crate::trace::Traceparent;
 
 /// The bell that rings when rows are due.
@@ -56,7 +59,7 @@ pub struct Entry {
     pub aggregate_type: String,
     pub aggregate_id: String,
     pub event_type: String,
-    pub body: Vec<u8>,
+    pub body: Bytes,
     /// Headers beside those every message has, as a JSON object.
     pub headers: String,
     pub delay: Duration,
@@ -78,7 +81,7 @@ impl From<&Event> for Entry {
             aggregate_type: event.aggregate_type.clone().into_owned(),
             aggregate_id: event.aggregate_id.clone(),
             event_type: event.event_type.clone().into_owned(),
-            body: event.to_body(),
+            body: event.to_body().into(),
             headers: headers_of(event.traceparent, None),
             delay: Duration::ZERO,
             correlation_id: event.correlation_id.clone(),
@@ -91,17 +94,17 @@ impl From<&Event> for Entry {
 
 impl Entry {
     /// The retry that `attempts` failed attempts call for.
-    pub fn retry(event: &Event, body: &[u8], queue: &str, attempts: i32, delay: Duration) -> Self {
+    pub fn retry(event: &Event, body: impl Into<Bytes>, queue: &str, attempts: i32, delay: Duration) -> Self {
         let headers = headers_of(event.traceparent, Some(attempts));
         Self { headers, ..Self::again(event, body, queue, delay) }
     }
 
     /// The same bytes once more, to one queue, after `delay`.
-    pub fn again(event: &Event, body: &[u8], queue: &str, delay: Duration) -> Self {
+    pub fn again(event: &Event, body: impl Into<Bytes>, queue: &str, delay: Duration) -> Self {
         Self {
             id: mint_id(),
             kind: Kind::Retry,
-            body: body.to_vec(),
+            body: body.into(),
             delay,
             target: queue.to_owned(),
             ..Self::from(event)
@@ -151,21 +154,74 @@ fn count_on_commit(tx: &mut Tx, events: &[Event]) {
 }
 
 /// Adds rows, and has the relay woken when this transaction commits. Where the queues are tables of this database,
-/// rows that are due at once go into them in this same transaction, and there is nothing left for the relay.
+/// rows that are due at once go into them in this same transaction, and there is nothing left for the relay; and where
+/// a queue's consumer runs in this process, it is handed the message itself.
 pub async fn append_many(tx: &mut Tx, entries: &[Entry]) -> sqlx::Result<()> {
     if entries.is_empty() {
         return Ok(());
     }
     let now = tx.now();
     if tx.hands_on() && entries.iter().all(|entry| entry.delay.is_zero()) {
-        for queue in insert_handed_on(tx, entries, now).await? {
-            tx.ring_on_commit(&bell_of(&queue));
-        }
+        let pledges = tx.hatches().with_room();
+        let passing = Passing::through(tx.hatches().token(), &pledges);
+        let queued = insert_handed_on(tx, entries, &passing, now).await?;
+        pass_on_commit(tx, entries, queued, pledges);
     } else {
         insert_many(tx, entries, now).await?;
         tx.ring_on_commit(BELL);
     }
     Ok(())
+}
+
+/// The queues whose rows are leased to this process as they are written.
+pub struct Passing<'a> {
+    pub token: Uuid,
+    pub lease: Duration,
+    pub queues: Vec<&'a str>,
+}
+
+impl<'a> Passing<'a> {
+    fn through(token: Uuid, pledges: &'a HashMap<String, Pledge>) -> Self {
+        let lease = pledges.values().map(Pledge::lease).min().unwrap_or_default();
+        Self { token, lease, queues: pledges.keys().map(String::as_str).collect() }
+    }
+}
+
+/// A row written into a queue for the entry of that index.
+pub struct Queued {
+    pub id: i64,
+    pub queue: String,
+    pub entry: usize,
+}
+
+/// Once the transaction has been committed, hands each message to its consumer, or has the queue looked at.
+fn pass_on_commit(tx: &mut Tx, entries: &[Entry], queued: Vec<Queued>, pledges: HashMap<String, Pledge>) {
+    let mut passed = Vec::new();
+    for row in queued {
+        let entry = &entries[row.entry];
+        match pledges.get(&row.queue) {
+            Some(pledge) if entry.kind == Kind::Event => {
+                let parcel = Parcel {
+                    row: row.id,
+                    message_id: entry.event_id,
+                    routing_key: routing_key(&entry.aggregate_type, &entry.event_type),
+                    correlation_id: entry.correlation_id.clone(),
+                    headers: entry.headers.clone(),
+                    body: entry.body.clone(),
+                    passed_at: Instant::now(),
+                };
+                passed.push((pledge.clone(), parcel));
+            }
+            _ => tx.ring_on_commit(&bell_of(&row.queue)),
+        }
+    }
+    // The pledges go with it: until the commit, or the end without one, no hatch closes.
+    tx.after_commit(move || {
+        drop(pledges);
+        for (pledge, parcel) in passed {
+            pledge.pass(parcel);
+        }
+    });
 }
 
 /// Events of type `key` from `since` on that are out, or being sent just now, and that `consumer` has never met, as rows
@@ -212,7 +268,7 @@ pub async fn list_unmet(
             aggregate_type,
             aggregate_id,
             event_type,
-            body,
+            body: body.into(),
             headers: headers_of(None, None),
             delay: Duration::ZERO,
             correlation_id,
@@ -272,8 +328,8 @@ pub enum Settlement {
 
 dialects! {
     async fn insert_many(entries: &[Entry], now: Timestamp) -> ();
-    /// Inserts rows that go into the queues of this database at once; returns those queues.
-    async fn insert_handed_on(entries: &[Entry], now: Timestamp) -> Vec<String>;
+    /// Inserts rows that go into the queues of this database at once; returns what is in the queues now.
+    async fn insert_handed_on(entries: &[Entry], passing: &Passing<'_>, now: Timestamp) -> Vec<Queued>;
     /// Claims up to `limit` due rows for `claimed_by`, oldest due first; others skip them until the lease ends.
     pub async fn claim_many(claimed_by: Uuid, limit: i64, lease: Duration, now: Timestamp) -> Vec<Claimed>;
     /// Settles rows still claimed by `claimed_by`; a row that another relay has taken over is left to it.
@@ -376,6 +432,38 @@ pub async fn list(tx: &mut Tx, query: Query) -> sqlx::Result<Vec<OutboxRow>> {
 pub async fn find(tx: &mut Tx, group_id: Option<String>, id: Uuid) -> sqlx::Result<Option<OutboxRow>> {
     let filter = Filter::new(SELECT_ROWS).and_some("group_id = ?", group_id).and("id = ?", [id.into()]).page("id", 1);
     Ok(fetch_page!(tx, filter, Columns)?.pop().map(OutboxRow::from))
+}
+
+/// Rows given up on, of one tenant; every field narrows.
+#[derive(Debug, Default, Clone)]
+pub struct Dead {
+    pub id: Option<Uuid>,
+    pub aggregate_type: Option<String>,
+    pub aggregate_id: Option<String>,
+}
+
+/// Gives dead rows their attempts back and has them published; returns how many there were.
+pub async fn revive(tx: &mut Tx, group_id: &str, dead: &Dead) -> sqlx::Result<u64> {
+    let now = tx.now();
+    let revived = crate::on!(tx, c => {
+        sqlx::query(
+            "UPDATE messaging_outbox SET status = 'pending', attempts = 0, available_at = $1, claimed_by = NULL
+             WHERE status = 'dead' AND group_id = $2 AND id = COALESCE($3, id)
+                 AND aggregate_type = COALESCE($4, aggregate_type) AND aggregate_id = COALESCE($5, aggregate_id)",
+        )
+        .bind(now)
+        .bind(group_id)
+        .bind(dead.id)
+        .bind(&dead.aggregate_type)
+        .bind(&dead.aggregate_id)
+        .execute(c)
+        .await
+        .map(|done| done.rows_affected())
+    })?;
+    if revived > 0 {
+        tx.ring_on_commit(BELL);
+    }
+    Ok(revived)
 }
 
 /// Splits settlements into what the two update statements take.

@@ -1,33 +1,53 @@
 //! Postgres: due times and leases are the database's own clock, so instances with skewed clocks agree.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, Database, PgConnection, Postgres, Row};
 use uuid::Uuid;
 
-use super::{Backlog, Claimed, Entry, Settled, Settlement};
+use super::{Backlog, Claimed, Entry, Passing, Queued, Settled, Settlement};
 use crate::clock::{Timestamp, millis};
 
 pub async fn insert_many(c: &mut PgConnection, entries: &[Entry], now: Timestamp) -> sqlx::Result<()> {
     bind_entries(sqlx::query(INSERT), entries, now).bind("pending").execute(c).await.map(drop)
 }
 
-pub async fn insert_handed_on(c: &mut PgConnection, entries: &[Entry], now: Timestamp) -> sqlx::Result<Vec<String>> {
+pub async fn insert_handed_on(
+    c: &mut PgConnection,
+    entries: &[Entry],
+    passing: &Passing<'_>,
+    now: Timestamp,
+) -> sqlx::Result<Vec<Queued>> {
     let insert = AssertSqlSafe(format!(
-        "WITH written AS ({INSERT} RETURNING id, aggregate_type || '.' || event_type AS routing_key, target),
+        "WITH written AS ({INSERT} RETURNING id, kind, aggregate_type || '.' || event_type AS routing_key, target),
          queued AS (
-             INSERT INTO messaging_queue (queue, outbox_ref, enqueued_at)
-             SELECT q.queue, w.id, $14
-             FROM written w CROSS JOIN LATERAL (
-                 SELECT b.queue FROM messaging_bindings b WHERE w.target = '' AND b.routing_key = w.routing_key
-                 UNION ALL SELECT w.target WHERE w.target <> '') q
-             ORDER BY w.id
-             RETURNING queue)
-         SELECT DISTINCT queue FROM queued"
+             INSERT INTO messaging_queue (queue, outbox_ref, enqueued_at, lock_token, lease_until, deliveries)
+             SELECT queue, id, $14, CASE WHEN passed THEN $18::uuid END,
+                 CASE WHEN passed THEN now() + $19 * interval '1 ms' END, CASE WHEN passed THEN 1 ELSE 0 END
+             FROM (SELECT q.queue, w.id, w.target = '' AND w.kind = 'event' AND q.queue = ANY($20) AS passed
+                 FROM written w CROSS JOIN LATERAL (
+                     SELECT b.queue FROM messaging_bindings b WHERE w.target = '' AND b.routing_key = w.routing_key
+                     UNION ALL SELECT w.target WHERE w.target <> '') q
+                 ORDER BY w.id) AS due
+             RETURNING id, queue, outbox_ref)
+         SELECT id, queue, outbox_ref FROM queued"
     ));
-    let rows = bind_entries(sqlx::query(insert), entries, now).bind("published").fetch_all(c).await?;
-    rows.iter().map(|row| row.try_get(0)).collect()
+    let rows = bind_entries(sqlx::query(insert), entries, now)
+        .bind("published")
+        .bind(passing.token)
+        .bind(millis(passing.lease))
+        .bind(&passing.queues)
+        .fetch_all(c)
+        .await?;
+    let entry_of: HashMap<Uuid, usize> = entries.iter().enumerate().map(|(index, entry)| (entry.id, index)).collect();
+    rows.iter()
+        .map(|row| {
+            let entry = entry_of.get(&row.try_get(2)?).copied().ok_or(sqlx::Error::RowNotFound)?;
+            Ok(Queued { id: row.try_get(0)?, queue: row.try_get(1)?, entry })
+        })
+        .collect()
 }
 
 /// Takes the entries' columns, the moment, and the status.
@@ -56,7 +76,7 @@ fn bind_entries<'q>(query: PgQuery<'q>, entries: &[Entry], now: Timestamp) -> Pg
         .bind(text(|entry| &entry.aggregate_type))
         .bind(text(|entry| &entry.aggregate_id))
         .bind(text(|entry| &entry.event_type))
-        .bind(entries.iter().map(|entry| entry.body.as_slice()).collect::<Vec<_>>())
+        .bind(entries.iter().map(|entry| &entry.body[..]).collect::<Vec<_>>())
         .bind(text(|entry| &entry.headers))
         .bind(entries.iter().map(|entry| millis(entry.delay)).collect::<Vec<_>>())
         .bind(text(|entry| &entry.correlation_id))

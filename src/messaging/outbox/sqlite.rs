@@ -9,7 +9,7 @@ use sqlx::types::Json;
 use sqlx::{AssertSqlSafe, Database, Row, Sqlite, SqliteConnection};
 use uuid::Uuid;
 
-use super::{Backlog, Claimed, Entry, Settled, Settlement};
+use super::{Backlog, Claimed, Entry, Passing, Queued, Settled, Settlement};
 use crate::clock::Timestamp;
 
 pub async fn insert_many(c: &mut SqliteConnection, entries: &[Entry], now: Timestamp) -> sqlx::Result<()> {
@@ -19,26 +19,45 @@ pub async fn insert_many(c: &mut SqliteConnection, entries: &[Entry], now: Times
 pub async fn insert_handed_on(
     c: &mut SqliteConnection,
     entries: &[Entry],
+    passing: &Passing<'_>,
     now: Timestamp,
-) -> sqlx::Result<Vec<String>> {
+) -> sqlx::Result<Vec<Queued>> {
     // One trip to SQLite's thread for all three. One statement of one writer: its rows are numbered without a gap, so
     // those just written are the last ones. NOT INDEXED: by row number, rather than over the whole backlog by queue.
     static INSERT_AND_ENQUEUE: LazyLock<String> = LazyLock::new(|| {
         format!(
             "{INSERT};
-             INSERT INTO messaging_queue (queue, outbox_ref, enqueued_at)
-             SELECT CASE o.target WHEN '' THEN b.queue ELSE o.target END, o.seq, $3
-             FROM messaging_outbox o LEFT JOIN messaging_bindings b
-                 ON o.target = '' AND b.routing_key = o.aggregate_type || '.' || o.event_type
-             WHERE o.seq > (SELECT last_insert_rowid() - changes()) AND (o.target <> '' OR b.queue IS NOT NULL);
-             SELECT json_group_array(DISTINCT queue) FROM messaging_queue NOT INDEXED
+             INSERT INTO messaging_queue (queue, outbox_ref, enqueued_at, lock_token, lease_until, deliveries)
+             SELECT queue, seq, $3, iif(passed, $5, NULL), iif(passed, $6, NULL), passed
+             FROM (SELECT CASE o.target WHEN '' THEN b.queue ELSE o.target END AS queue, o.seq,
+                     o.target = '' AND o.kind = 'event' AND b.queue IN (SELECT value FROM json_each($7)) AS passed
+                 FROM messaging_outbox o LEFT JOIN messaging_bindings b
+                     ON o.target = '' AND b.routing_key = o.aggregate_type || '.' || o.event_type
+                 WHERE o.seq > (SELECT last_insert_rowid() - changes()) AND (o.target <> '' OR b.queue IS NOT NULL));
+             SELECT json_group_array(json_array(id, queue, outbox_ref)), (SELECT max(seq) FROM messaging_outbox)
+             FROM messaging_queue NOT INDEXED
              WHERE changes() > 0 AND id > (SELECT last_insert_rowid() - changes())"
         )
     });
     let query = sqlx::query(AssertSqlSafe(INSERT_AND_ENQUEUE.as_str()));
-    let answered = bind_entries(query, entries, now, "published").fetch_all(c).await?;
-    let queues: &str = answered.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)?;
-    serde_json::from_str(queues).map_err(|error| sqlx::Error::Decode(error.into()))
+    let answered = bind_entries(query, entries, now, "published")
+        .bind(passing.token)
+        .bind(now.plus(passing.lease))
+        .bind(Json(&passing.queues))
+        .fetch_all(c)
+        .await?;
+    let answer = answered.first().ok_or(sqlx::Error::RowNotFound)?;
+    let (rows, newest): (&str, i64) = (answer.try_get(0)?, answer.try_get(1)?);
+    let rows: Vec<(i64, String, i64)> =
+        serde_json::from_str(rows).map_err(|error| sqlx::Error::Decode(error.into()))?;
+    // The outbox's rows are numbered without a gap as well, the last entry's being the newest.
+    let entry_of = |seq: i64| usize::try_from(newest - seq).ok().and_then(|back| entries.len().checked_sub(back + 1));
+    rows.into_iter()
+        .map(|(id, queue, seq)| {
+            let entry = entry_of(seq).ok_or_else(|| sqlx::Error::Decode("a queue's row without its entry".into()))?;
+            Ok(Queued { id, queue, entry })
+        })
+        .collect()
 }
 
 const INSERT: &str =

@@ -256,6 +256,13 @@ impl Subscription {
         }
     }
 
+    /// From now on takes messages that are written in this process from hand to hand, where a transport can.
+    pub fn open_hatch(&mut self) {
+        if let Self::Table(table) = self {
+            table.open_hatch();
+        }
+    }
+
     /// Takes what is there now, up to `max`; often nothing. Not to be cancelled.
     pub async fn take(&mut self, max: usize) -> Result<Vec<Delivery>, TransportError> {
         match self {
@@ -273,11 +280,13 @@ impl Subscription {
         }
     }
 
-    /// Acknowledges at a time of the transport's choosing: with the next take, or on closing. While that is due,
-    /// `ready` does not wait.
+    /// Acknowledges at a time of the transport's choosing: soon, or on closing.
     pub async fn ack_soon(&mut self, tags: &[Tag]) -> Result<(), TransportError> {
         match self {
-            Self::Table(table) => table.ack_soon(tags).await,
+            Self::Table(table) => {
+                table.ack_soon(tags);
+                Ok(())
+            }
             Self::Memory(memory) => memory.ack(tags),
             Self::Rabbit(rabbit) => rabbit.ack(tags).await,
         }

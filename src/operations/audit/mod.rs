@@ -111,17 +111,20 @@ impl Audits {
         }
     }
 
-    /// By check, the most violations that the last audits found, and when the last one was.
-    pub fn worst(&self) -> (Vec<(String, i64)>, Option<Timestamp>) {
+    /// The last reports as one: each check as the one that found more violations has it. None before the first audit.
+    pub fn latest(&self) -> Option<Report> {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut worst: Vec<(String, i64)> = Vec::new();
-        for checked in [&kept.0, &kept.1].into_iter().flatten().flat_map(|report| &report.checks) {
-            match worst.iter_mut().find(|(name, _)| *name == checked.name) {
-                Some((_, violations)) => *violations = checked.violations.max(*violations),
-                None => worst.push((checked.name.clone(), checked.violations)),
+        let reports = [&kept.0, &kept.1].into_iter().flatten();
+        let mut latest = reports.clone().max_by_key(|report| report.checked_at)?.clone();
+        for checked in reports.flat_map(|report| &report.checks) {
+            if let Some(known) = latest.checks.iter_mut().find(|known| known.name == checked.name)
+                && known.violations < checked.violations
+            {
+                *known = checked.clone();
             }
         }
-        (worst, [&kept.0, &kept.1].into_iter().flatten().map(|report| report.checked_at).max())
+        latest.violations = latest.checks.iter().map(|checked| checked.violations).sum();
+        Some(latest)
     }
 }
 

@@ -2,12 +2,12 @@
 
 import { get, path, post } from "../api.js";
 import { h } from "../dom.js";
-import { count, time } from "../format.js";
+import { count, eventName, time } from "../format.js";
+import { prospect } from "../jobs.js";
 import { act, ask, badge, card, complain, facts, hexdump, link, mono, table, toast, verbatim } from "../parts.js";
 import { advice, reasonInWords } from "../reasons.js";
 import { navigate, show } from "../router.js";
-
-const HIDE = "stockade.hide-payloads";
+import { hidesPayloads } from "../theme.js";
 
 export default {
   title: "Dead letter",
@@ -23,7 +23,7 @@ export default {
           ["Error", h("span", { class: "breaks" }, letter.error)],
           ["Consumer", letter.consumer],
           ["Queue", letter.queue],
-          ["Event type", letter.event_type ?? "unreadable"],
+          ["Event type", eventName(letter.event_type)],
           ["Message id", mono(letter.message_id ?? "none")],
           ["Correlation id", mono(letter.correlation_id ?? "none")],
           ["Attempts", count(letter.attempts)],
@@ -58,23 +58,18 @@ function actions(letter) {
 
 /** What would happen, then the question. */
 async function redrive(letter) {
+  const found = await post("/v1/redrives", { ids: [letter.id], dry_run: true });
   ask({
     title: "Redrive this letter",
-    words: await prospects(letter),
+    words: prospect(found),
     confirm: "Redrive it",
-    async work() {
-      const { already_applied } = await post(path`/v1/dead-letters/${letter.id}/redrive`);
+    fields: [{ name: "reason", label: "Why", value: "", maxlength: 200, hint: "Optional; kept in the record of actions." }],
+    async work({ reason }) {
+      const { already_applied } = await post(path`/v1/dead-letters/${letter.id}/redrive`, reason ? { reason } : {});
       toast(already_applied ? "It had been dealt with already; the letter is closed and nothing was sent." : `On its way back to ${letter.queue}. If it fails again, a new letter appears.`);
       show().catch(complain);
     },
   });
-}
-
-async function prospects(letter) {
-  const known = letter.message_id && await get(path`/v1/inbox/${letter.consumer}/${letter.message_id}`).catch(() => null);
-  if (known?.state === "processed") return `${letter.consumer} has dealt with this event since: nothing would be sent, the letter would be closed.`;
-  const same = "The same bytes go back to the same queue under the same id.";
-  return known ? `${same} ${letter.consumer} would try it anew, with its attempts forgotten.` : `${same} Unless what reads them has changed, they will be refused again.`;
 }
 
 function discard(letter) {
@@ -93,7 +88,7 @@ function discard(letter) {
 }
 
 function payload(letter) {
-  if (localStorage.getItem(HIDE) === "yes") {
+  if (hidesPayloads()) {
     return card("Payload", {}, h("p", { class: "quiet" }, "Hidden, as you asked in ", link("/settings", "settings"), "."));
   }
   const text = letter.body_encoding === "base64" ? hexdump(letter.body) : letter.body;
@@ -104,6 +99,6 @@ function payload(letter) {
 function deaths(letter) {
   const all = Array.isArray(letter.x_death) ? letter.x_death : [];
   if (!all.length) return h("p", { class: "quiet" }, "The broker told nothing of it.");
-  return h("ol", { class: "story" }, all.map((death) => h("li", {},
-    `${death.reason} by ${death.queue}`, death.count > 1 ? `, ${count(death.count)} times` : "", h("span", { class: "quiet" }, " ", time(death.time)))));
+  return h("ol", { class: "story" }, all.map((death) => h("li", { class: "bad" },
+    h("span", { class: "when" }, time(death.time)), h("div", {}, `${death.reason} by ${death.queue}`, death.count > 1 && `, ${count(death.count)} times`))));
 }

@@ -5,7 +5,6 @@ import { count, short, time } from "../format.js";
 import * as live from "../live.js";
 import { list } from "../list.js";
 import { badge, empty, link, mono } from "../parts.js";
-import { shortName } from "./overview.js";
 
 export default {
   title: "Inbox",
@@ -18,7 +17,7 @@ export default {
       what: "inbox rows",
       sections: ["inbox", "orders", "reservations"],
       filters: [
-        { name: "consumer", label: "Consumer", options: consumers(context.query.get("consumer")) },
+        { name: "consumer", label: "Consumer", options: ["", ...live.consumers(context.query.get("consumer"))] },
         { name: "state", label: "State", options: ["", "processing", "processed", "waiting", "retrying", "dead"] },
         { name: "min_duplicates", label: "Duplicates at least", type: "number", min: 0 },
         { name: "event_id", label: "Event id" },
@@ -38,10 +37,3 @@ export default {
     }, context),
   ],
 };
-
-/** The consumers there are, and the one asked for even if the picture is not there yet. */
-function consumers(asked) {
-  const names = (live.picture.queues ?? []).map(shortName);
-  if (asked && !names.includes(asked)) names.push(asked);
-  return names.length ? ["", ...names] : undefined;
-}

@@ -1,63 +1,58 @@
 // The fault lab: bad days to order. Only where the server was started with --demo.
 
-import { path, post } from "../api.js";
+import { get, path, post } from "../api.js";
 import { DEMOS } from "../demos.js";
 import { h, put, say } from "../dom.js";
 import { plural } from "../format.js";
 import { strip } from "../invariants.js";
 import * as live from "../live.js";
-import { act, badge, empty, input, labelled, link, sentence, toast } from "../parts.js";
+import { act, badge, empty, failure, input, labelled, link, sentence, toast } from "../parts.js";
 import { KINDS, administer } from "../poison.js";
-import { shortName } from "./overview.js";
-
-const POINTS = [
-  ["consumer.after_commit", "effects committed, messages not acknowledged"],
-  ["consumer.before_commit", "effects written, not committed"],
-  ["orders.before_commit", "an order written, not committed, not answered"],
-  ["orders.after_commit", "an order committed, not answered"],
-  ["relay.before_mark", "events published, not marked as published"],
-  ["consumer.before_reject", "a verdict in the inbox, the message not yet rejected"],
-  ["consumer.retry_written", "a retry committed, its message not acknowledged"],
-  ["office.before_commit", "a dead letter written, not committed"],
-  ["office.after_commit", "a dead letter filed, its message not acknowledged"],
-];
 
 export default {
   title: "Fault lab",
   draw({ signal }) {
-    const body = h("div", {});
+    const body = h("div", { "aria-busy": "true" });
     let open = null;
-    const update = () => {
+    const update = async () => {
       const demo = live.picture.server?.demo;
       if (demo === undefined || demo === open) return;
       open = demo;
-      put(body, demo ? lab(signal) : empty("This server does not have the fault lab.", "It is for trying things out, and closed unless asked for: start the server with ", h("code", {}, "stockade serve --demo"), " on a loopback address."));
+      put(body, demo ? lab(await get("/v1/lab", signal), signal) : empty("This server does not have the fault lab.", "It is for trying things out, and closed unless asked for: start the server with ", h("code", {}, "stockade serve --demo"), " on a loopback address."));
+      body.removeAttribute("aria-busy");
     };
-    live.watch(update, signal);
-    update();
+    const look = () => update().catch((error) => {
+      open = null; // the next picture may find the server back
+      if (error.name !== "AbortError") put(body, failure(error, "the fault lab"));
+    });
+    live.watch(look, signal);
+    look();
     return [h("h1", {}, "Fault lab"), body];
   },
 };
 
-function lab(signal) {
-  const consumers = (live.picture.queues ?? []).map(shortName);
+function lab({ crash_points: points }, signal) {
   return [
-    h("div", { class: "warning", role: "note" }, h("strong", {}, "This breaks things on purpose. "), "Each fault says what it does and what should happen; the promises below should hold throughout."),
-    armed(signal),
-    strip(signal),
-    h("h2", {}, "Demos"),
-    h("p", { class: "lead" }, "Each does its steps and ticks them off as what it promises is seen."),
-    h("div", { class: "cards" }, DEMOS.map((demo) => checklist(demo, signal))),
-    h("h2", {}, "Faults"),
-    h("div", { class: "cards" }, faults(consumers)),
+    h("div", { class: "warning", role: "note" }, h("strong", {}, "This breaks things on purpose. "), "Each fault says what it does and what should happen. The promises must hold throughout."),
+    h("div", { class: "bench" },
+      h("div", { class: "beside" }, armed(signal), strip(signal)),
+      h("div", { class: "trials" },
+        h("h2", {}, "Demos"),
+        h("p", { class: "lead" }, "Each does its steps and ticks them off as what it promises is seen."),
+        h("div", { class: "cards" }, DEMOS.map((demo) => checklist(demo, signal))),
+        h("h2", {}, "Faults"),
+        h("div", { class: "cards" }, faults(live.consumers(), points)))),
   ];
 }
 
 /** What is armed just now, and a way to take it back. */
 function armed(signal) {
   const words = h("p", {});
-  const element = h("section", { class: "card armed", "aria-label": "Armed faults" },
-    words, act("Take everything back", () => post("/v1/lab/reset"), { class: "small" }));
+  const undo = act("Take everything back", async () => {
+    await post("/v1/lab/reset");
+    for (const queue of live.picture.queues.filter((known) => known.paused)) await post(path`/v1/consumers/${live.shortName(queue)}/resume`);
+  }, { class: "small" });
+  const element = h("section", { class: "card armed", "aria-label": "Armed faults" }, words, undo);
   const update = () => {
     const faults = live.picture.server?.faults;
     if (!faults) return;
@@ -66,9 +61,10 @@ function armed(signal) {
     for (const [name, left] of Object.entries(faults.fail)) parts.push(`${plural(left, "event")} of ${name} will fail`);
     for (const [name, ms] of Object.entries(faults.slow_ms)) parts.push(`${name} takes ${ms} ms over each event`);
     for (const [name, { deliveries, copies }] of Object.entries(faults.duplicate)) parts.push(`${plural(deliveries, "delivery", "deliveries")} to ${name} will come ${plural(copies, "time")} more`);
-    for (const queue of live.picture.queues ?? []) if (queue.paused) parts.push(`${shortName(queue)} is paused`);
+    for (const queue of live.picture.queues ?? []) if (queue.paused) parts.push(`${live.shortName(queue)} is paused`);
     say(words, parts.length ? `Armed: ${parts.join("; ")}.` : "Nothing is armed.");
     element.classList.toggle("is-armed", parts.length > 0);
+    undo.hidden = parts.length === 0;
   };
   live.watch(update, signal);
   update();
@@ -121,7 +117,7 @@ function fault({ name, title, does, expect, fields = [], label = "Do it", work }
     h("div", { class: "row" }, act(label, () => work(Object.fromEntries(inputs.map(([field, element]) => [field.name, element.value]))), { "aria-label": `${label}: ${title}` })));
 }
 
-function faults(consumers) {
+function faults(consumers, points) {
   const consumer = { name: "consumer", label: "Consumer", options: consumers, value: consumers.includes("inventory") ? "inventory" : consumers[0] };
   const number = (name, label, value, max) => ({ name, label, type: "number", min: 1, max, value });
   return [
@@ -161,7 +157,7 @@ function faults(consumers) {
     fault({
       name: "crash", title: "Crash", does: "Ends the process the next time it gets to this point, as kill -9 would.",
       expect: "the page loses the server. Start it again: nothing is lost, nothing is done twice.",
-      fields: [{ name: "point", label: "Point", options: POINTS.map(([point, words]) => [point, `${point}: ${words}`]), value: POINTS[0][0] }, { ...consumer, options: [["", "any"], ...consumers], value: "" }],
+      fields: [{ name: "point", label: "Point", options: points.map(({ point, meaning }) => [point, `${point}: ${meaning}`]), value: "consumer.after_commit" }, { ...consumer, options: [["", "any"], ...consumers], value: "" }],
       label: "Arm", work: ({ point, consumer: name }) => post("/v1/lab/crash", name && point.startsWith("consumer.") ? { point, consumer: name } : { point }),
     }),
     fault({

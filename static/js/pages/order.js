@@ -1,92 +1,102 @@
 // One order: what it waits for, what became of it, and every hop it made.
 
-import { find, get, path, post, query } from "../api.js";
-import { h, put } from "../dom.js";
-import { count, money, span, time } from "../format.js";
+import { get, path, post, query, text } from "../api.js";
+import { h, isPressed, redraw } from "../dom.js";
+import { ago, count, indented, money, span, time } from "../format.js";
 import { follow } from "../list.js";
 import { act, ask, badge, button, card, copy, facts, link, mono, table, toast, verbatim } from "../parts.js";
-import { bars, hopsOf, story } from "../timeline.js";
+import { bars, story } from "../timeline.js";
 
 const VIEWS = [["story", "Story"], ["bars", "Timeline"], ["raw", "Raw"]];
 
 export default {
   title: "Order",
   async draw({ params, query: asked, signal }) {
+    const view = VIEWS.some(([key]) => key === asked.get("view")) ? asked.get("view") : "story";
     const body = h("div", {});
+    let known = null;
     const look = async () => {
-      const order = await get(path`/v1/orders/${params.id}`, signal);
-      const related = await around(order, signal);
-      put(body, draw(order, related, asked.get("view") ?? "story", look));
+      const now = await around(params.id, view, signal);
+      const words = JSON.stringify(now);
+      if (words === known) return; // so that nobody loses a selection for nothing
+      known = words;
+      redraw(body, draw(now, view, look));
     };
     await look();
-    follow(["orders", "reservations", "inbox"], signal, () => look().catch(() => {}));
+    // What is there stays until the server is back.
+    follow(["orders", "reservations", "inbox", "queues"], signal, () => isPressed() || look().catch(() => {}));
     return body;
   },
 };
 
 /** Everything that is about the order, wherever it is kept. */
-async function around(order, signal) {
+async function around(id, view, signal) {
+  const order = await get(path`/v1/orders/${id}`, signal);
   const of = query({ order_id: order.id, limit: 50 });
-  const [reservations, notices, entries, sent, timeline] = await Promise.all([
-    find(`/v1/reservations${of}`, signal),
-    find(`/v1/notifications${of}`, signal),
-    find(`/v1/ledger/entries${of}`, signal),
-    find(`/v1/outbox${query({ aggregate_id: order.id, limit: 100 })}`, signal),
-    find(path`/v1/orders/${order.id}/timeline`, signal),
+  const at = path`/v1/orders/${order.id}/timeline`;
+  const [reservations, notices, entries, timeline, raw] = await Promise.all([
+    get(`/v1/reservations${of}`, signal),
+    get(`/v1/notifications${of}`, signal),
+    get(`/v1/ledger/entries${of}`, signal),
+    get(at, signal),
+    view === "raw" && Promise.all([text(path`/v1/orders/${order.id}`, signal), text(at, signal)]),
   ]);
-  const events = (sent?.data ?? []).filter((row) => !row.target);
-  const seen = timeline ? [] : await Promise.all(events.map((row) => find(`/v1/inbox${query({ event_id: row.id, limit: 20 })}`, signal)));
-  return {
-    reservations: reservations?.data ?? [],
-    notices: notices?.data ?? [],
-    entries: entries?.data,
-    sent: sent?.data ?? [],
-    seen: seen.flatMap((page) => page?.data ?? []),
-    timeline,
-  };
+  return { order, reservations: reservations.data, notices: notices.data, entries: entries.data, timeline, raw };
 }
 
-function draw(order, related, view, refresh) {
-  const hops = hopsOf(order, related);
-  const waiting = related.timeline?.waiting_for ?? waitsFor(order);
-  const took = order.status === "placed" ? "" : ` · ${span(new Date(order.updated_at) - new Date(order.created_at))}`;
+function draw({ order, timeline, raw, ...effects }, view, refresh) {
+  const took = order.status === "placed" ? null : span(new Date(order.updated_at) - new Date(order.created_at));
   return [
     h("p", { class: "crumbs" }, link("/orders", "Orders")),
-    h("div", { class: "row top" }, h("h1", {}, order.number), h("span", { class: "row" }, badge(order.status), h("span", { class: "quiet" }, took))),
-    h("p", { class: "lead", id: "waiting" }, waiting),
-    actions(order, refresh),
+    h("div", { class: "row top" },
+      h("div", { class: "row" }, h("h1", {}, order.number), badge(order.status), took && h("span", { class: "quiet", title: "From placed to this state" }, `after ${took}`)),
+      actions(order, refresh)),
+    card(null, { class: "card waits" }, steps(order),
+      h("p", { id: "waiting" }, waits(timeline.waiting_for, order)),
+      timeline.also.length > 0 && h("ul", { class: "also" }, timeline.also.map((sentence) => h("li", {}, capital(sentence), ".")))),
     h("div", { class: "two" },
       card("Order", {}, facts([
-        ["Customer", link(`/orders?customer_id=${encodeURIComponent(order.customer_id)}`, order.customer_id)],
+        ["Customer", link(`/orders${query({ customer_id: order.customer_id })}`, order.customer_id)],
         ["Total", money(order.total_minor, order.currency)],
         order.reason && ["Reason", order.reason],
         ["Placed", time(order.created_at)],
         ["Changed", time(order.updated_at)],
-        order.hold_expires_at && ["Held until", time(order.hold_expires_at)],
+        order.hold_expires_at && order.status === "reserved" && ["Held until", [time(order.hold_expires_at), " (", ago(order.hold_expires_at), ")"]],
         ["Id", mono(order.id)],
         ["Correlation id", mono(order.correlation_id)],
       ]),
-      table("Items", [
-        { head: "SKU", cell: (item) => link(`/stock?sku=${encodeURIComponent(item.sku)}`, item.sku) },
-        { head: "Quantity", class: "number", cell: (item) => count(item.quantity) },
-        { head: "Each", class: "number", cell: (item) => money(item.unit_price_minor, order.currency) },
-      ], order.items),
-      h("div", { class: "row" }, button("Copy as curl", () => copy(curl(order)), { class: "small" }))),
-      card("What it brought about", {}, effects(related))),
-    card("Every hop", { id: "timeline" }, tabs(view), content(view, hops, order, related)),
+      h("div", { class: "row" }, button("Copy as curl", () => copy(curl(order)), { class: "small" }), button("Copy the link", () => copy(location.href), { class: "small" }))),
+      card("What it brought about", {},
+        table("Items", [
+          { head: "SKU", cell: (item) => link(`/stock${query({ sku: item.sku })}`, item.sku) },
+          { head: "Quantity", class: "number", cell: (item) => count(item.quantity) },
+          { head: "Each", class: "number", cell: (item) => money(item.unit_price_minor, order.currency) },
+        ], order.items),
+        drawEffects(effects, order))),
+    card("Every hop", { id: "timeline" }, tabs(view), content(view, timeline.hops, order, raw)),
   ];
 }
 
-function waitsFor(order) {
-  return {
-    placed: "It waits for inventory to reserve its stock.",
-    reserved: "Its stock is held. It waits to be paid, cancelled, or to expire.",
-    paid: "It is paid and waits to be fulfilled.",
-    rejected: order.reason ?? "It could not be filled.",
-    cancelled: "It was cancelled; its stock is free again.",
-    expired: "It was not paid in time; its stock is free again.",
-    fulfilled: "It is fulfilled. Nothing is left to do.",
-  }[order.status] ?? "";
+/** The road that most orders take, and where this one is on it or left it. */
+function steps(order) {
+  const road = ["placed", "reserved", "paid", "fulfilled"];
+  const ends = ["rejected", "cancelled", "expired"].includes(order.status) ? ["placed", order.status] : road;
+  const at = ends.indexOf(order.status);
+  return h("ol", { class: "steps", "aria-label": "Its road" }, ends.map((step, index) => {
+    const state = index > at ? "todo" : ends !== road && index === at ? "ended" : "done";
+    return h("li", { class: state, "aria-current": index === at ? "step" : null },
+      h("span", { class: "mark", "aria-hidden": "true" }, { done: "✓", todo: "○", ended: "✕" }[state]), step, h("span", { class: "unseen" }, state === "todo" ? ", not yet" : ""));
+  }));
+}
+
+function capital(words) {
+  return words.charAt(0).toUpperCase() + words.slice(1);
+}
+
+/** The server's sentence; the end of a hold in the reader's own time. */
+function waits(sentence, order) {
+  const until = /^(.* until )\d\d:\d\d$/.exec(sentence);
+  return until && order.hold_expires_at ? [capital(until[1]), time(order.hold_expires_at), "."] : `${capital(sentence)}.`;
 }
 
 function actions(order, refresh) {
@@ -121,12 +131,12 @@ function actions(order, refresh) {
   return buttons.length > 0 && h("div", { class: "row" }, buttons);
 }
 
-function effects({ reservations, notices, entries }) {
-  const none = (words) => h("span", { class: "quiet" }, words);
+function drawEffects({ reservations, notices, entries }, order) {
+  const each = (rows, none, line) => (rows.length ? rows.map((row) => h("div", { class: "row" }, line(row))) : h("span", { class: "quiet" }, none));
   return facts([
-    ["Reservation", reservations.length ? reservations.map((row) => h("div", {}, row.number, " ", badge(row.state))) : none("none")],
-    ["Customer told", notices.length ? notices.map((row) => h("div", {}, badge(row.kind), ` by ${row.channel}, `, time(row.created_at))) : none("nothing yet")],
-    entries && ["Ledger", entries.length ? entries.map((row) => h("div", {}, row.account, " ", money(row.amount_minor, row.currency))) : none("nothing booked")],
+    ["Reservation", each(reservations, "none", (row) => [link(`/reservations${query({ order_id: order.id })}`, row.number), badge(row.state)])],
+    ["Customer told", each(notices, "nothing yet", (row) => [badge(row.kind), h("span", {}, `by ${row.channel}, ${row.state}, `, time(row.created_at))])],
+    ["Ledger", each(entries, order.total_minor === 0 ? "nothing to book" : "nothing booked", (row) => [link(`/ledger${query({ account: row.account })}`, row.account), money(row.amount_minor, row.currency)])],
   ]);
 }
 
@@ -135,11 +145,8 @@ function tabs(view) {
     h("a", { href: `${location.pathname}?view=${key}`, "aria-current": key === view ? "true" : null }, words)));
 }
 
-function content(view, hops, order, related) {
-  if (view === "raw") {
-    const raw = related.timeline ?? { order, outbox: related.sent, inbox: related.seen };
-    return verbatim(JSON.stringify(raw, null, 2), { label: "Raw", name: `${order.number}.json` });
-  }
+function content(view, hops, order, raw) {
+  if (view === "raw") return raw.map((json, index) => verbatim(indented(json), { label: ["Order", "Timeline"][index], name: `${order.number}.json` }));
   return view === "bars" ? bars(hops) : story(hops);
 }
 

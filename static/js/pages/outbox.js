@@ -1,15 +1,19 @@
 // The outbox: what waits to be sent, what went, what would not go.
 
-import { path, post } from "../api.js";
+import { path, post, query } from "../api.js";
 import { h } from "../dom.js";
-import { count, time } from "../format.js";
+import { count, plural, time } from "../format.js";
 import { list } from "../list.js";
+import * as live from "../live.js";
 import { act, badge, empty, link, mono, toast } from "../parts.js";
 
 export default {
   title: "Outbox",
   draw: (context) => [
-    h("h1", {}, "Outbox"),
+    h("div", { class: "row top" }, h("h1", {}, "Outbox"), live.picture.server?.outbox?.dead > 0 && act("Send all dead ones again", async () => {
+      const { retried } = await post("/v1/outbox/retry", {});
+      toast(`${plural(retried, "event")} will be sent again.`);
+    })),
     h("p", { class: "lead" }, "Events are written here in the transaction that makes them true, and go out from here. What the broker refused too often is dead, and can be sent again."),
     list({
       endpoint: "/v1/outbox",
@@ -22,7 +26,8 @@ export default {
       ],
       nothing: empty("Nothing has been sent yet.", "Place an order: its event is the first row here."),
       columns: [
-        { head: "Event", cell: (row) => link(`/inbox?event_id=${row.id}`, row.event_type) },
+        // Only a first publication has the id of its event.
+        { head: "Event", cell: (row) => (row.target ? row.event_type : link(`/inbox${query({ event_id: row.id })}`, row.event_type)) },
         { head: "Status", cell: (row) => badge(row.status) },
         { head: "About", cell: (row) => aggregate(row) },
         { head: "To", cell: (row) => row.target || "all that listen" },

@@ -51,7 +51,7 @@ export default {
 };
 
 /** One unit of something that is there, for a customer called test. */
-export async function placeTestOrder() {
+async function placeTestOrder() {
   const { data } = await get("/v1/stock?limit=200");
   const there = data.filter((shelf) => shelf.available > 0);
   const sku = (there[Math.floor(Math.random() * there.length)] ?? data[0])?.sku ?? "WIDGET-A";
@@ -83,12 +83,12 @@ function reservationsTable(rows) {
   ], rows);
 }
 
-/** Who hears from whom: those that place orders feed inventory, whose answers go to the others. */
-const COLUMNS = [["inventory"], ["orders", "notifications", "ledger"]];
+/** Who hears from whom: orders that are placed and paid go to inventory and the ledger, inventory's answers to the rest. */
+const COLUMNS = [["inventory", "ledger"], ["orders", "notifications"]];
 
 function drawPipeline(element, stages) {
   const { queues, inbox = [], server, orders } = live.picture;
-  const names = queues.map((queue) => shortName(queue));
+  const names = queues.map((queue) => live.shortName(queue));
   const known = names.join(" ");
   if (element.dataset.known !== known) {
     element.dataset.known = known;
@@ -106,18 +106,14 @@ function drawPipeline(element, stages) {
   }
   stages.get("").update(orders, server);
   for (const queue of queues) {
-    const name = shortName(queue);
-    stages.get(name)?.update(queue, inbox.find((row) => row.consumer === name), server?.loops?.[name]);
+    const name = live.shortName(queue);
+    stages.get(name)?.update(queue, inbox.find((row) => row.consumer === name), server?.consumers?.[name]);
   }
   drawHistory(stages);
 }
 
 function drawHistory(stages) {
-  for (const queue of live.picture.queues ?? []) stages.get(shortName(queue))?.spark.draw(live.history.get(queue.name) ?? []);
-}
-
-export function shortName(queue) {
-  return queue.name.slice(queue.name.lastIndexOf(".") + 1);
+  for (const queue of live.picture.queues ?? []) stages.get(live.shortName(queue))?.spark.draw(live.history.get(queue.name) ?? []);
 }
 
 function arrow() {
@@ -143,7 +139,7 @@ function entrance() {
       say(refused, count(outbox?.dead));
       refused.classList.toggle("alarm", (outbox?.dead ?? 0) > 0);
       say(oldest, outbox?.oldest_due_ms ? span(outbox.oldest_due_ms) : "–");
-      const state = server?.loops?.relay?.state;
+      const state = server?.relay?.state;
       if (state && relay.dataset.state !== state) {
         relay.dataset.state = state;
         put(relay, state === "running" ? null : badge(`relay ${state}`, "warn"));
@@ -183,7 +179,7 @@ function station(name) {
       say(letters, count(queue.dead_letters + queue.dlq_depth));
       letters.classList.toggle("alarm", queue.dead_letters + queue.dlq_depth > 0);
       paused = queue.paused;
-      const word = paused ? "paused" : status?.state ?? "elsewhere";
+      const word = paused ? "paused" : status?.state ?? "absent";
       if (state.dataset.state !== word) {
         state.dataset.state = word;
         put(state, badge(word));

@@ -1,11 +1,10 @@
 // Queues and consumers: how full, how old, and whether at rest.
 
 import { path, post } from "../api.js";
-import { h, isHeld, put } from "../dom.js";
+import { h, isPressed, redraw } from "../dom.js";
 import { count, span } from "../format.js";
 import * as live from "../live.js";
 import { act, badge, card, link, sparkline, table } from "../parts.js";
-import { shortName } from "./overview.js";
 
 export default {
   title: "Queues",
@@ -15,8 +14,9 @@ export default {
     const update = (names) => {
       const { queues, server, inbox = [] } = live.picture;
       if (!queues || !server || (names.length === 1 && names[0] === "history")) return;
-      if (!isHeld(body)) put(body, drawQueues(queues, inbox, server));
-      if (!isHeld(others)) put(others, drawLoops(server, queues.map(shortName)));
+      if (isPressed()) return;
+      redraw(body, drawQueues(queues, inbox, server));
+      redraw(others, drawLoops(server, queues.map(live.shortName)));
     };
     live.watch(update, signal);
     update([]);
@@ -30,19 +30,18 @@ export default {
 };
 
 function drawQueues(queues, inbox, server) {
-  const tally = (queue) => inbox.find((row) => row.consumer === shortName(queue)) ?? {};
+  const tally = (queue) => inbox.find((row) => row.consumer === live.shortName(queue)) ?? {};
   return table("Queues", [
     { head: "Queue", cell: (queue) => h("strong", {}, queue.name) },
-    { head: "Consumer", cell: (queue) => badge(queue.paused ? "paused" : server.loops[shortName(queue)]?.state ?? "elsewhere") },
+    { head: "Consumer", cell: (queue) => [badge(queue.paused ? "paused" : server.consumers[live.shortName(queue)]?.state ?? "absent"), queue.consumers > 1 && ` × ${count(queue.consumers)}`] },
+    { head: "Action", cell: (queue) => toggle(live.shortName(queue), queue.paused) },
     { head: "Depth", class: "number", cell: (queue) => [count(queue.depth), queue.stale && " (last known)"] },
     { head: "Last minute", cell: (queue) => drawn(queue) },
     { head: "In flight", class: "number", cell: (queue) => count(queue.in_flight) },
     { head: "Oldest", class: "number", cell: (queue) => (queue.oldest_age_ms === null ? "–" : span(queue.oldest_age_ms)) },
-    { head: "Consumers", class: "number", cell: (queue) => count(queue.consumers) },
-    { head: "Retrying", class: "number", cell: (queue) => link(`/inbox?consumer=${shortName(queue)}&state=retrying`, count(tally(queue).retrying ?? 0)) },
-    { head: "Duplicates", class: "number", cell: (queue) => link(`/inbox?consumer=${shortName(queue)}&min_duplicates=1`, count(tally(queue).duplicates ?? 0)) },
-    { head: "Dead letters", class: "number", cell: (queue) => [link(`/dead-letters?consumer=${shortName(queue)}&state=open`, count(queue.dead_letters)), queue.dlq_depth > 0 && ` and ${count(queue.dlq_depth)} to be filed`] },
-    { head: "Action", cell: (queue) => toggle(shortName(queue), queue.paused) },
+    { head: "Retrying", class: "number", cell: (queue) => link(`/inbox?consumer=${live.shortName(queue)}&state=retrying`, count(tally(queue).retrying ?? 0)) },
+    { head: "Duplicates", class: "number", cell: (queue) => link(`/inbox?consumer=${live.shortName(queue)}&min_duplicates=1`, count(tally(queue).duplicates ?? 0)) },
+    { head: "Dead letters", class: "number", cell: (queue) => [link(`/dead-letters?consumer=${live.shortName(queue)}&state=open`, count(queue.dead_letters)), queue.dlq_depth > 0 && ` and ${count(queue.dlq_depth)} to be filed`] },
   ], queues);
 }
 
@@ -56,6 +55,9 @@ const ABOUT = {
   relay: "sends what waits in the outbox",
   "dead-letters": "files rejected messages as dead letters",
   desk: "commits orders as they come in, many at a time",
+  expiry: "ends holds that were not paid in time",
+  jobs: "carries on redrives and replays",
+  retention: "removes what has been kept long enough",
 };
 
 function drawLoops(server, consumers) {
@@ -71,9 +73,5 @@ function drawLoops(server, consumers) {
 
 function toggle(name, paused) {
   const word = paused ? "Resume" : "Pause";
-  const element = act(word, async () => {
-    await post(path`/v1/consumers/${name}/${word.toLowerCase()}`);
-    element.blur(); // so that the row may change under it
-  }, { class: "small", "aria-label": `${word} ${name}` });
-  return element;
+  return act(word, () => post(path`/v1/consumers/${name}/${word.toLowerCase()}`), { class: "small", "aria-label": `${word} ${name}` });
 }

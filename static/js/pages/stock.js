@@ -1,7 +1,7 @@
 // Stock: what is on the shelf, what is promised, and adjusting it.
 
 import { get, path, post, put as put_ } from "../api.js";
-import { h, isHeld, put } from "../dom.js";
+import { h, isHeld, put, redraw } from "../dom.js";
 import { count, time } from "../format.js";
 import { follow } from "../list.js";
 import { act, ask, button, complain, empty, failure, link, table, toast } from "../parts.js";
@@ -22,7 +22,7 @@ export default {
         rows = more ? [...rows, ...page.data] : page.data;
         cursor = page.next_cursor;
       }
-      put(body, rows.length ? shelves(rows, refresh) : empty("The shelves are empty.", "Put something on one with the button above; orders for what is not there are rejected."),
+      redraw(body, rows.length ? shelves(rows, refresh) : empty("The shelves are empty.", "Put something on one with the button above; orders for what is not there are rejected."),
         cursor && h("div", { class: "row" }, act("Show more", () => load(true))));
     };
     const refresh = () => load(false).catch((error) => {

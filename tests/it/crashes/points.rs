@@ -106,7 +106,8 @@ async fn a_consumer_that_dies_after_its_commit_counts_the_redelivery(db: TestDb)
         shop.check().await;
         let dismissed = shop.dismissed_by(consumer).await - before;
         match held {
-            Some(held) => assert!(held > 0 && dismissed == held, "{consumer}: each came again and was dismissed"),
+            // Of what it held, some may have waited in its hands and not been run yet.
+            Some(held) => assert!(0 < dismissed && dismissed <= held, "{consumer}: {dismissed} of {held} came again"),
             // The relay died as well, and may have published some that it had not marked yet.
             None => assert!(dismissed > 0, "{consumer}: what came again was dismissed"),
         }

@@ -2,24 +2,12 @@
 
 use serde_json::json;
 
-use crate::support::{Browser, Engine, Server, TestDb};
-
-async fn start() -> (TestDb, Server, Browser) {
-    let db = TestDb::new(Engine::Sqlite).await;
-    let server = Server::start(&db, &[]);
-    let browser = Browser::open(&server.url).await;
-    (db, server, browser)
-}
-
-async fn finish(server: Server, browser: Browser) {
-    assert_eq!(browser.recorded().await, json!([]), "the page had nothing to complain about");
-    browser.close().await;
-    assert!(server.terminate().await);
-}
+use super::{close, start};
+use crate::support::{Server, eventually};
 
 #[tokio::test]
 async fn an_order_is_seen_reserved_without_reloading() {
-    let (_db, server, browser) = start().await;
+    let (_db, server, browser) = start(&[]).await;
     browser.visit("/").await;
     browser.until_reads("#live", "Live").await;
     browser.until_reads("#live-reservations", "Nothing is reserved yet").await;
@@ -31,7 +19,7 @@ async fn an_order_is_seen_reserved_without_reloading() {
     assert_eq!(browser.run("return window.loadedOnce").await, true);
     // The rest of the road: from the list to the order, its story, and back.
     browser.click("#latest-orders tbody a").await;
-    browser.until_reads("main", "It waits to be paid").await;
+    browser.until_reads("main", "Reserved, waits for payment until").await;
     browser.until_reads("#timeline", "inventory dealt with order.placed").await;
     browser.click(".tabs a[href$='view=bars']").await;
     browser.until("bars", "return document.querySelectorAll('.bar-row').length >= 4").await;
@@ -39,12 +27,12 @@ async fn an_order_is_seen_reserved_without_reloading() {
     browser.back().await;
     browser.until_reads("h1", "Overview").await;
     assert_eq!(browser.run("return window.loadedOnce").await, true);
-    finish(server, browser).await;
+    close(server, browser).await;
 }
 
 #[tokio::test]
 async fn a_paused_consumer_is_seen_and_its_queue_climbs_and_drains() {
-    let (_db, server, browser) = start().await;
+    let (_db, server, browser) = start(&[]).await;
     browser.visit("/").await;
     browser.click("[aria-label='Pause inventory']").await;
     browser.until_reads("#headline", "inventory is paused").await;
@@ -65,12 +53,12 @@ async fn a_paused_consumer_is_seen_and_its_queue_climbs_and_drains() {
     browser
         .until("the reservations", "return document.querySelectorAll('#live-reservations tbody tr').length === 7")
         .await;
-    finish(server, browser).await;
+    close(server, browser).await;
 }
 
 #[tokio::test]
 async fn poison_is_made_seen_read_and_redriven() {
-    let (_db, server, browser) = start().await;
+    let (_db, server, browser) = start(&[]).await;
     browser.visit("/lab").await;
     browser.click("#fault-poison button").await;
     server.eventually_list("/v1/dead-letters?state=open", 1).await;
@@ -90,12 +78,12 @@ async fn poison_is_made_seen_read_and_redriven() {
     browser.visit("/dead-letters?state=redriven").await;
     browser.until("one row", "return document.querySelectorAll('.list tbody tr').length === 1").await;
     assert_eq!(browser.run("return document.querySelector('select[name=state]').value").await, "redriven");
-    finish(server, browser).await;
+    close(server, browser).await;
 }
 
 #[tokio::test]
 async fn search_and_keys_lead_everywhere() {
-    let (_db, server, browser) = start().await;
+    let (_db, server, browser) = start(&[]).await;
     let order = server.place_and_wait("alice", &[("WIDGET-A", 1)]).await;
     let number = order["number"].as_str().unwrap();
     let reservation = server.eventually_list("/v1/reservations", 1).await[0]["number"].as_str().unwrap().to_owned();
@@ -125,12 +113,12 @@ async fn search_and_keys_lead_everywhere() {
     browser.until_reads("h1", number).await;
     browser.press("?").await;
     browser.until_reads("dialog", "next and previous row").await;
-    finish(server, browser).await;
+    close(server, browser).await;
 }
 
 #[tokio::test]
 async fn stock_is_adjusted_and_a_refusal_is_told_in_words() {
-    let (_db, server, browser) = start().await;
+    let (_db, server, browser) = start(&[]).await;
     server.place_and_wait("alice", &[("GADGET-X", 4)]).await;
     browser.visit("/stock?sku=GADGET-X").await;
     browser.click("[aria-label='Adjust GADGET-X']").await;
@@ -141,18 +129,218 @@ async fn stock_is_adjusted_and_a_refusal_is_told_in_words() {
     browser.click("dialog button[type=submit]").await;
     browser.until_reads("#toasts", "GADGET-X: 4 on hand, 0 available").await;
     assert_eq!(server.stock("GADGET-X").await, (4, 4));
-    finish(server, browser).await;
+    close(server, browser).await;
+}
+
+#[tokio::test]
+async fn an_order_is_paid_and_fulfilled_on_its_page_and_another_cancelled() {
+    let (_db, server, browser) = start(&[]).await;
+    browser.visit("/orders").await;
+    for (sku, last) in [("WIDGET-A", "fulfilled"), ("WIDGET-B", "cancelled")] {
+        browser.click("nav a[href='/orders']").await;
+        browser.until_reads("h1", "Orders").await;
+        browser.click("main .primary").await;
+        browser.until("the shelves", "return document.querySelector('dialog select[name=sku]') !== null").await;
+        browser.run(&format!("document.querySelector('dialog [name=sku]').value = '{sku}'")).await;
+        browser.click("dialog button[type=submit]").await;
+        browser.until_reads("#waiting", "Reserved, waits for payment until").await;
+        if last == "fulfilled" {
+            browser.click("main .primary").await;
+            browser.until_reads("#waiting", "Paid, waits to be fulfilled").await;
+            browser.until_reads("main dd", "customer:alice").await;
+            browser.click("main .primary").await;
+        } else {
+            browser.click("main .row.top button:not(.primary)").await;
+            browser.until_reads("dialog", "goes back on the shelf").await;
+            browser.click("dialog button[type=submit]").await;
+        }
+        browser.until_reads("#waiting", &format!("Waits for nothing: it is {last}")).await;
+        browser.until_reads(".steps [aria-current]", last).await;
+    }
+    browser.until_reads("#timeline", "reservation").await;
+    browser.click(".tabs a[href$='view=raw']").await;
+    browser.until_reads("#timeline pre", "\"waiting_for\"").await;
+    // The books of the one that was paid.
+    browser.click("nav a[href='/ledger']").await;
+    browser.until_reads("main .badge", "USD: sums to zero").await;
+    browser.click("main .list a[href*='account=cash']").await;
+    browser
+        .until(
+            "one entry",
+            "return location.search === '?account=cash' && document.querySelectorAll('.list tbody tr').length === 1",
+        )
+        .await;
+    browser.until_reads(".list td", "$12.50").await;
+    assert_eq!(server.stock("WIDGET-A").await, (99, 0));
+    assert_eq!(server.stock("WIDGET-B").await, (50, 0));
+    close(server, browser).await;
+}
+
+#[tokio::test]
+async fn letters_of_a_kind_are_redriven_after_a_dry_run_or_discarded_with_a_reason_on_record() {
+    let (_db, server, browser) = start(&[]).await;
+    for body in ["no JSON at all", "neither is this"] {
+        server.tell("/v1/lab/publish", &json!({ "queue": "inventory", "body": body })).await;
+    }
+    server.eventually_list("/v1/dead-letters?state=open", 2).await;
+    browser.visit("/settings").await;
+    browser.run("const field = document.querySelector('main input'); field.value = 'dora'; field.dispatchEvent(new Event('change'))").await;
+    browser.click("nav a[href='/dead-letters']").await;
+    browser.click("[aria-label='Redrive all not-json of inventory']").await;
+    browser.until_reads("dialog", "2 letters found. 2 would go back").await;
+    assert!(server.read("/v1/redrives").await["data"].as_array().unwrap().is_empty(), "nothing before the answer");
+    browser.run("document.querySelector('dialog [name=why]').value = 'the producer is mended'").await;
+    browser.click("dialog button[type=submit]").await;
+    browser.until_reads("#toasts", "On their way").await;
+    browser.click("nav a[href='/redrives']").await;
+    browser.until_reads(".list td", "2 of 2 sent").await;
+    browser.until_reads(".list td", "dora: the producer is mended").await;
+    // Nothing was mended: they are back, and now discarded.
+    server.eventually_list("/v1/dead-letters?state=open", 2).await;
+    browser.click("nav a[href='/dead-letters']").await;
+    browser.click("[aria-label='Discard all not-json of inventory']").await;
+    browser.until_reads("dialog", "2 letters will not be dealt with").await;
+    browser.click("dialog button[type=submit]").await;
+    assert_eq!(browser.run("return document.querySelector('dialog [name=reason]').matches(':invalid')").await, true);
+    browser.run("document.querySelector('dialog [name=reason]').value = 'a test of ours'").await;
+    browser.click("dialog button[type=submit]").await;
+    browser.until_reads("#toasts", "2 letters discarded").await;
+    let discarded = server.eventually_list("/v1/dead-letters?state=discarded", 2).await;
+    browser.until_reads("#groups", "None is open").await;
+    // One of them is wanted after all.
+    browser.visit(&format!("/dead-letters/{}", discarded[0]["id"].as_str().unwrap())).await;
+    browser.until_reads("main td", "a test of ours").await;
+    browser.click("main .row button").await;
+    browser.until_reads(".badge", "open").await;
+    server.eventually_list("/v1/dead-letters?state=open", 1).await;
+    browser.click("nav a[href='/actions']").await;
+    for words in ["started a redrive", "discarded a letter", "restored a letter", "a test of ours"] {
+        browser.until_reads(".list td", words).await;
+    }
+    assert!(server.read("/v1/actions").await["data"].as_array().unwrap().iter().all(|row| row["who"] == "dora"));
+    close(server, browser).await;
+}
+
+#[tokio::test]
+async fn events_are_replayed_after_a_dry_run_and_change_nothing() {
+    let (_db, server, browser) = start(&[]).await;
+    server.place_and_wait("alice", &[("WIDGET-A", 3)]).await;
+    server.eventually_list("/v1/notifications", 1).await;
+    browser.visit("/replays").await;
+    browser.run("document.querySelector('main select[name=consumer]').value = 'inventory'").await;
+    browser.click("main .primary").await;
+    browser.until_reads("dialog", "1 event would be sent again to inventory").await;
+    browser.click("dialog button[type=submit]").await;
+    browser.until_reads(".list .badge", "done").await;
+    browser.until_reads(".list td", "1 of 1 sent").await;
+    browser.click("nav a[href='/inbox']").await;
+    browser.until("the filters", "return document.querySelector('main select[name=consumer]') !== null").await;
+    browser.visit("/inbox?min_duplicates=1").await;
+    browser.until_reads(".list td", "order.placed").await;
+    assert_eq!(server.stock("WIDGET-A").await, (100, 3));
+    browser.click("nav a[href='/audit']").await;
+    browser.until_reads(".headline", "promises hold").await;
+    close(server, browser).await;
+}
+
+#[tokio::test]
+async fn filters_are_in_the_address_and_the_way_back_undoes_them() {
+    let (_db, server, browser) = start(&[]).await;
+    server.place_and_wait("alice", &[("WIDGET-A", 1)]).await;
+    server.place_and_wait("bob", &[("GADGET-X", 11)]).await;
+    let rows = |count: u32| format!("return document.querySelectorAll('.list tbody tr').length === {count}");
+    browser.visit("/orders").await;
+    browser.until("both orders", &rows(2)).await;
+    browser.run("const field = document.querySelector('[name=status]'); field.value = 'rejected'; field.dispatchEvent(new Event('change'))").await;
+    browser.until("the rejected one", "return location.search === '?status=rejected'").await;
+    browser.until("one row", &rows(1)).await;
+    browser.until_reads(".list td", "Insufficient GADGET-X: need 11, have 10").await;
+    browser.click(".list a[href*=customer_id]").await;
+    browser.until("the customer", "return location.search === '?customer_id=bob'").await;
+    browser.back().await;
+    browser.until("the filter before", "return document.querySelector('[name=status]')?.value === 'rejected'").await;
+    browser.back().await;
+    browser.until("no filter", &rows(2)).await;
+    browser.visit("/orders?status=paid").await;
+    browser.until_reads(".empty", "No orders like that").await;
+    browser.click(".empty button").await;
+    browser.until("all of them", &rows(2)).await;
+    close(server, browser).await;
+}
+
+#[tokio::test]
+async fn a_hidden_page_rests_and_a_server_without_streams_is_polled() {
+    let (_db, server, browser) = start(&["--sse-max-streams", "1"]).await;
+    browser.visit("/").await;
+    browser.until_reads("#live", "Live").await;
+    let streams = || async { server.get("/v1/events").send().await.unwrap().status().as_u16() };
+    assert_eq!(streams().await, 503, "the page holds the one stream there is");
+    let hide = |hidden: bool| {
+        format!(
+            "Object.defineProperty(document, 'hidden', {{ value: {hidden}, configurable: true }}); document.dispatchEvent(new Event('visibilitychange'))"
+        )
+    };
+    browser.run(&hide(true)).await;
+    browser.until_reads("#live", "Resting").await;
+    // Its place is free, and taken here.
+    let held = eventually("the place of a page at rest", || async {
+        let response = server.get("/v1/events").send().await.unwrap();
+        (response.status() == 200).then_some(response)
+    })
+    .await;
+    server.place_and_wait("alice", &[("WIDGET-A", 1)]).await;
+    browser.run(&hide(false)).await;
+    browser.until_reads("#live", "Live, every 5 s").await;
+    browser.until_reads("#live-reservations td", "RES-").await;
+    server.place_and_wait("bob", &[("WIDGET-A", 1)]).await;
+    browser
+        .until("the next look", "return document.querySelectorAll('#live-reservations tbody tr').length === 2")
+        .await;
+    drop(held);
+    close(server, browser).await;
+}
+
+/// The address of a server, for one that takes its place.
+fn address(server: &Server) -> String {
+    server.url.trim_start_matches("http://").to_owned()
+}
+
+#[tokio::test]
+async fn a_page_says_that_the_server_is_away_and_goes_on_when_it_is_back() {
+    let (db, server, browser) = start(&[]).await;
+    browser.visit("/").await;
+    browser.until_reads("#headline", "All clear").await;
+    let listen = address(&server);
+    assert!(server.terminate().await, "an open page does not hold it up");
+    browser.until_reads("#headline", "The server cannot be reached").await;
+    browser.until_reads("#live", "Server away").await;
+    let server = Server::start(&db, &["--listen", &listen]);
+    server.place_and_wait("alice", &[("WIDGET-A", 1)]).await;
+    browser.until_reads("#live-reservations td", "RES-").await;
+    browser.until_reads("#headline", "All clear").await;
+    close(server, browser).await;
 }
 
 #[tokio::test]
 async fn the_demos_tick_themselves_off() {
-    let (_db, server, browser) = start().await;
+    // A dead process's messages come back when its lease is over.
+    let (db, mut server, browser) = start(&["--lease", "3s"]).await;
     browser.visit("/lab").await;
-    for demo in ["backlog", "duplicates", "poison"] {
+    browser.until_reads("#invariants", "promises kept").await;
+    for demo in ["backlog", "duplicates", "poison", "crash"] {
         browser.click(&format!("#demo-{demo} button")).await;
-        browser.until_reads(&format!("#demo-{demo} .outcome"), "proven").await;
+        if demo == "crash" {
+            let listen = address(&server);
+            assert!(!server.ended().await.success());
+            browser.until_reads("#demo-crash li.doing", "Start it again").await;
+            server = Server::start(&db, &["--listen", &listen, "--lease", "3s"]);
+        }
+        browser
+            .until(demo, &format!("return document.querySelector('#demo-{demo} .outcome').textContent !== ''"))
+            .await;
         let left = format!("return document.querySelectorAll('#demo-{demo} li:not(.done)').length");
         assert_eq!(browser.run(&left).await, 0, "{}", browser.text(&format!("#demo-{demo}")).await);
     }
-    finish(server, browser).await;
+    browser.until_reads("#invariants", "promises kept").await;
+    close(server, browser).await;
 }

@@ -4,8 +4,23 @@ mod journeys;
 mod pages;
 
 use reqwest::StatusCode;
+use serde_json::json;
 
-use crate::support::{App, Engine, TestDb, problem};
+use crate::support::{App, Browser, Engine, Server, TestDb, problem};
+
+/// The binary with the fault lab open, and a browser to look at it.
+async fn start(flags: &[&str]) -> (TestDb, Server, Browser) {
+    let db = TestDb::new(Engine::Sqlite).await;
+    let server = Server::start(&db, flags);
+    let browser = Browser::open(&server.url).await;
+    (db, server, browser)
+}
+
+async fn close(server: Server, browser: Browser) {
+    assert_eq!(browser.recorded().await, json!([]), "the page had nothing to complain about");
+    browser.close().await;
+    assert!(server.terminate().await);
+}
 
 #[tokio::test]
 async fn its_files_come_from_the_binary_and_only_from_there() {

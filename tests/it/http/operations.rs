@@ -245,7 +245,49 @@ async fn dead_letters_keep_the_bytes_and_the_reason(db: TestDb) {
     app.stop().await;
 }
 
+async fn rows_that_were_given_up_on_are_published_again(db: TestDb) {
+    let app = App::start(&db).await;
+    for customer in ["alice", "bob", "carol"] {
+        app.place_and_wait(customer, &[("NOWHERE", 1)]).await;
+    }
+    app.eventually_list("/v1/notifications", 3).await;
+    app.stop().await;
+    // As a broker leaves them that refused them too often.
+    let opened = db.open(stockade::clock::Clock::System).await;
+    let mut tx = opened.begin().await.unwrap();
+    stockade::on!(tx, c => sqlx::query(
+        "UPDATE messaging_outbox SET status = 'dead', attempts = 10, published_at = NULL, last_error = 'no route'
+         WHERE aggregate_type = 'order'",
+    ).execute(c).await.map(drop))
+    .unwrap();
+    tx.commit().await.unwrap();
+    opened.close().await;
+    drop(opened);
+    let app = App::start(&db).await;
+    let dead = app.eventually_list("/v1/outbox?status=dead", 3).await;
+    assert_eq!(app.read("/v1/health").await["outbox"]["dead"], 3);
+    let retry = format!("/v1/outbox/{}/retry", dead[0]["id"].as_str().unwrap());
+    let row = app.tell(&retry, &json!({ "reason": "bound again" })).await;
+    assert_eq!(fields(&row), OUTBOX_FIELDS);
+    assert_eq!((&row["status"], &row["attempts"]), (&json!("pending"), &json!(0)));
+    problem(app.post(&retry, &json!({})).send().await.unwrap(), 409, "not-dead").await;
+    problem(app.post("/v1/outbox/none/retry", &json!({})).send().await.unwrap(), 404, "not-found").await;
+    let one = json!({ "aggregate_type": "order", "aggregate_id": dead[1]["aggregate_id"] });
+    assert_eq!(app.tell("/v1/outbox/retry", &one).await, json!({ "retried": 1 }));
+    assert_eq!(app.tell("/v1/outbox/retry", &json!({})).await, json!({ "retried": 1 }));
+    assert_eq!(app.tell("/v1/outbox/retry", &json!({})).await, json!({ "retried": 0 }));
+    app.eventually_list("/v1/outbox?status=published&aggregate_type=order", 3).await;
+    // Who did it, and that consumers which had dealt with them did nothing.
+    let done = app.read("/v1/actions?action=outbox.retry").await["data"].as_array().unwrap().clone();
+    assert_eq!(done.len(), 3, "not what found nothing: {done:?}");
+    assert_eq!(done[2]["why"], "bound again");
+    app.eventually_list("/v1/inbox?consumer=inventory&min_duplicates=1", 3).await;
+    assert_eq!(app.read("/v1/notifications").await["data"].as_array().unwrap().len(), 3);
+    app.stop().await;
+}
+
 each_database!(
+    rows_that_were_given_up_on_are_published_again,
     queues_say_how_full_they_are_and_why,
     a_rejected_message_is_seen_in_the_dead_letter_queue_and_then_filed,
     a_pause_survives_a_restart,

@@ -80,6 +80,11 @@ impl Browser {
         self.command("execute/sync", json!({ "script": script, "args": [] })).await
     }
 
+    /// Runs a function body in the page that hands its JSON to the callback in `arguments[0]`.
+    pub async fn run_async(&self, script: &str) -> Value {
+        self.command("execute/async", json!({ "script": script, "args": [] })).await
+    }
+
     /// Waits until a function body returns true in the page.
     pub async fn until(&self, what: &str, script: &str) {
         eventually(what, || async { (self.run(script).await == true).then_some(()) }).await;
@@ -115,6 +120,13 @@ impl Browser {
 
     pub async fn back(&self) {
         self.command("back", json!({})).await;
+    }
+
+    /// Whether the reader has asked for less motion.
+    pub async fn calm(&self, reduced: bool) {
+        let value = if reduced { "reduce" } else { "no-preference" };
+        let features = json!({ "features": [{ "name": "prefers-reduced-motion", "value": value }] });
+        self.tell_chromium("Emulation.setEmulatedMedia", features).await;
     }
 
     /// The size of the window in CSS pixels, and whether the reader likes it dark.

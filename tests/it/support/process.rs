@@ -49,7 +49,10 @@ impl Server {
         let mut command = Command::new(env!("CARGO_BIN_EXE_stockade"));
         // Below a flag, above the environment of whoever runs the tests.
         command.env("STOCKADE_LOG", "warn");
-        command.args(["serve", "--demo", "--listen", "127.0.0.1:0", "--database-url", &db.url]);
+        command.args(["serve", "--demo", "--database-url", &db.url]);
+        if !flags.contains(&"--listen") {
+            command.args(["--listen", "127.0.0.1:0"]);
+        }
         command.args(db.wire.flags()).args(flags);
         command
     }

@@ -7,6 +7,10 @@
 //! A message from the outbox is not copied: its queue row points at the outbox row, whose bytes are read when it is
 //! delivered. So an outbox row must be kept for as long as a queue row points at it.
 //!
+//! A message written by the process that consumes it is handed over in memory, its row born with the lease of a claim
+//! ([`crate::db::Hatches`]): the table is then what it is for when something goes wrong, and is looked at only for
+//! what comes from elsewhere.
+//!
 //! The relay has no network to cross here, so [`publish_due`] moves due outbox rows into their queues within one
 //! transaction, without claim or lease, and no row can be published but unmarked.
 
@@ -16,11 +20,13 @@ mod sqlite;
 use std::collections::HashMap;
 use std::time::Duration;
 
+use bytes::Bytes;
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::{Delivery, Depth, RawMessage, Tag, Topology, TransportError, death_record, dlq_of};
 use crate::clock::{Timestamp, mint_id};
-use crate::db::{Bell, Db, Tx, dialects};
+use crate::db::{Bell, Db, Hatch, Parcel, Tx, dialects};
 
 /// How often a subscription says that it is there, and after how long without a word it counts as gone.
 const HEARTBEAT_EVERY: Duration = Duration::from_secs(5);
@@ -31,6 +37,12 @@ const HEARTBEAT_STALE: Duration = Duration::from_secs(15);
 /// far below the newest message taken, which covers what was committed late, and one a second begins at the start.
 const LOOK_BACK: i64 = 10_000;
 const LOOK_FROM_START_EVERY: Duration = Duration::from_secs(1);
+
+/// How long acknowledged rows may wait to be deleted by a look into the queue, and how many.
+const OWED_FOR_MAX: Duration = Duration::from_millis(50);
+const OWED_MAX: usize = 2048;
+/// How long to wait on closing for transactions that count on the hatch.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub fn bell_of(queue: &str) -> String {
     format!("queue {queue}")
@@ -49,7 +61,7 @@ pub struct Row {
     pub routing_key: String,
     pub correlation_id: Option<String>,
     pub headers: String,
-    pub body: Vec<u8>,
+    pub body: Bytes,
     pub x_death: Option<String>,
     pub deliveries: i32,
 }
@@ -65,11 +77,32 @@ pub struct Look<'a> {
     pub owed: &'a Owed,
 }
 
-/// Messages that are done with and not yet deleted, all from one look.
+/// Messages that are done with and not yet deleted, and the tokens they are held under.
 #[derive(Debug, Default)]
 pub struct Owed {
-    pub token: Uuid,
     pub ids: Vec<i64>,
+    pub tokens: Vec<Uuid>,
+    since: Option<Instant>,
+}
+
+impl Owed {
+    fn add(&mut self, tags: &[Tag]) {
+        if !tags.is_empty() {
+            self.since = self.since.or_else(|| Some(Instant::now()));
+        }
+        for tag in tags {
+            self.ids.push(tag.id);
+            if !self.tokens.contains(&tag.token) {
+                self.tokens.push(tag.token);
+            }
+        }
+    }
+
+    /// When it is to be paid, if there is anything.
+    fn due_at(&self) -> Option<Instant> {
+        let since = self.since?;
+        Some(if self.ids.len() < OWED_MAX { since + OWED_FOR_MAX } else { since })
+    }
 }
 
 /// What a relay pass moved.
@@ -86,7 +119,9 @@ dialects! {
     /// the rows.
     async fn claim(look: &Look<'_>, now: Timestamp) -> (u64, Vec<Row>);
     async fn renew(ids: &[i64], token: Uuid, lease: Duration, now: Timestamp) -> u64;
-    async fn delete(ids: &[i64], token: Uuid) -> u64;
+    async fn delete(owed: &Owed) -> u64;
+    /// Frees what a process left behind that was alone on this database, as only one can be on SQLite.
+    async fn free_leftovers() -> ();
     async fn give_back(ids: &[i64], token: Uuid) -> u64;
     /// Moves claimed rows to another queue, each with its history.
     async fn move_to(ids: &[i64], token: Uuid, queue: &str, deaths: &[String], now: Timestamp) -> u64;
@@ -111,6 +146,7 @@ impl TableQueue {
 
     pub async fn declare(&self, topology: &Topology) -> Result<(), TransportError> {
         let mut tx = self.db.begin().await?;
+        free_leftovers(&mut tx).await?;
         for binding in &topology.queues {
             for key in binding.keys {
                 crate::on!(tx, c => {
@@ -169,7 +205,8 @@ impl TableQueue {
             id: mint_id(),
             queue: queue.to_owned(),
             bell: self.db.wakes().bell(&bell_of(queue)),
-            looked_in_vain: false,
+            hatch: None,
+            look_again_at: Some(Instant::now()),
             winding_down: false,
             newest_taken: 0,
             looked_from_start: None,
@@ -201,8 +238,9 @@ pub struct TableSubscription {
     id: Uuid,
     queue: String,
     bell: Bell,
-    /// The last look found less than it asked for, so the next one waits for the bell.
-    looked_in_vain: bool,
+    hatch: Option<Hatch>,
+    /// When to look into the queue, should neither the bell nor what is owed call for it sooner.
+    look_again_at: Option<Instant>,
     winding_down: bool,
     newest_taken: i64,
     looked_from_start: Option<Timestamp>,
@@ -214,12 +252,23 @@ pub struct TableSubscription {
 }
 
 impl TableSubscription {
+    pub fn open_hatch(&mut self) {
+        self.hatch = Some(self.table.db.hatches().open(&self.queue, self.table.lease));
+    }
+
     pub async fn ready(&mut self, poll: Duration) {
-        if self.looked_in_vain && self.owed.ids.is_empty() {
-            tokio::select! {
-                () = self.bell.rung() => {}
-                () = tokio::time::sleep(poll) => {}
+        let look_again_at = *self.look_again_at.get_or_insert_with(|| Instant::now() + poll);
+        let look_at = self.owed.due_at().map_or(look_again_at, |due| due.min(look_again_at));
+        let handed = async {
+            match &mut self.hatch {
+                Some(hatch) => hatch.filled().await,
+                None => std::future::pending().await,
             }
+        };
+        tokio::select! {
+            () = handed => {}
+            () = self.bell.rung() => self.look_again_at = Some(Instant::now()),
+            () = tokio::time::sleep_until(look_at) => {}
         }
     }
 
@@ -227,9 +276,26 @@ impl TableSubscription {
         if self.winding_down {
             return Ok(Vec::new());
         }
+        let mut deliveries = match &mut self.hatch {
+            Some(hatch) => hatch.take(max),
+            None => Vec::new(),
+        }
+        .into_iter()
+        .map(|parcel| self.deliver_parcel(parcel))
+        .collect::<Vec<_>>();
+        let room = max - deliveries.len();
+        let is_past = |at: Option<Instant>| at.is_some_and(|at| at <= Instant::now());
+        let is_due = self.bell.is_rung() || is_past(self.look_again_at) || is_past(self.owed.due_at());
+        if room > 0 && (is_due || self.hatch.is_none()) {
+            deliveries.extend(self.look(room).await?);
+        }
+        Ok(deliveries)
+    }
+
+    /// Looks into the queue: pays what is owed, claims what is free.
+    async fn look(&mut self, max: usize) -> Result<Vec<Delivery>, TransportError> {
         // Before the look: a ring from now on is news.
         self.bell.hush();
-        self.looked_in_vain = true;
         let mut tx = self.table.db.begin_relaxed().await?;
         let now = tx.now();
         let token = mint_id();
@@ -244,15 +310,33 @@ impl TableSubscription {
         let look = Look { queue: &self.queue, after, limit, token, lease, owed: &self.owed };
         let (settled, mut rows) = claim(&mut tx, &look, now).await?;
         tx.commit().await?;
-        let paid = std::mem::take(&mut self.owed.ids);
-        self.forget(&paid, settled);
+        let paid = std::mem::take(&mut self.owed);
+        self.forget(&paid.ids, settled);
         if from_start {
             self.looked_from_start = Some(now);
         }
         self.newest_taken = rows.iter().map(|row| row.id).fold(self.newest_taken, i64::max);
-        self.looked_in_vain = rows.len() < max;
+        // A look that found all it asked for may leave more behind.
+        self.look_again_at = (rows.len() == max).then(Instant::now);
         rows.sort_unstable_by_key(|row| row.id);
         Ok(rows.into_iter().map(|row| self.deliver(row, token)).collect())
+    }
+
+    fn deliver_parcel(&mut self, parcel: Parcel) -> Delivery {
+        let token = self.table.db.hatches().token();
+        self.deliver(
+            Row {
+                id: parcel.row,
+                message_id: Some(parcel.message_id.to_string()),
+                routing_key: parcel.routing_key,
+                correlation_id: Some(parcel.correlation_id),
+                headers: parcel.headers,
+                body: parcel.body,
+                x_death: None,
+                deliveries: 1,
+            },
+            token,
+        )
     }
 
     fn deliver(&mut self, row: Row, token: Uuid) -> Delivery {
@@ -264,7 +348,7 @@ impl TableSubscription {
             routing_key: row.routing_key,
             correlation_id: row.correlation_id,
             headers: serde_json::from_str(&row.headers).unwrap_or_default(),
-            body: row.body.into(),
+            body: row.body,
             deliveries: u32::try_from(row.deliveries).unwrap_or(u32::MAX),
             x_death,
         };
@@ -273,24 +357,21 @@ impl TableSubscription {
     }
 
     pub async fn ack(&mut self, tags: &[Tag]) -> Result<(), TransportError> {
-        for (token, ids) in by_token(tags) {
+        let mut owed = Owed::default();
+        owed.add(tags);
+        if owed.since.is_some() {
             let mut tx = self.table.db.begin_relaxed().await?;
-            let settled = delete(&mut tx, &ids, token).await?;
+            let settled = delete(&mut tx, &owed).await?;
             tx.commit().await?;
-            self.forget(&ids, settled);
+            self.forget(&owed.ids, settled);
         }
         Ok(())
     }
 
-    /// Acknowledges with the next take, whose transaction it shares, or on closing. Until then a crash brings the
-    /// messages back, as it does before any acknowledgement.
-    pub async fn ack_soon(&mut self, tags: &[Tag]) -> Result<(), TransportError> {
-        let token = tags.first().map(|tag| tag.token).unwrap_or_default();
-        if !self.owed.ids.is_empty() || tags.iter().any(|tag| tag.token != token) {
-            return self.ack(tags).await;
-        }
-        self.owed = Owed { token, ids: tags.iter().map(|tag| tag.id).collect() };
-        Ok(())
+    /// Acknowledges with one of the next looks, whose transaction it shares, or on closing. Until then a crash brings
+    /// the messages back, as it does before any acknowledgement.
+    pub fn ack_soon(&mut self, tags: &[Tag]) {
+        self.owed.add(tags);
     }
 
     pub async fn reject(&mut self, tags: &[Tag]) -> Result<(), TransportError> {
@@ -340,10 +421,18 @@ impl TableSubscription {
         self.winding_down = true;
     }
 
-    pub async fn close(self) {
+    pub async fn close(mut self) {
+        let untaken = match self.hatch.take() {
+            Some(hatch) => tokio::time::timeout(CLOSE_TIMEOUT, hatch.close()).await.unwrap_or_default(),
+            None => Vec::new(),
+        };
         let goodbye = async {
             let mut tx = self.table.db.begin_relaxed().await?;
-            delete(&mut tx, &self.owed.ids, self.owed.token).await?;
+            delete(&mut tx, &self.owed).await?;
+            if !untaken.is_empty() {
+                give_back(&mut tx, &untaken, self.table.db.hatches().token()).await?;
+                tx.ring_on_commit(&bell_of(&self.queue));
+            }
             crate::on!(tx, c => {
                 sqlx::query("DELETE FROM messaging_subscriptions WHERE id = $1").bind(self.id).execute(c).await.map(drop)
             })?;

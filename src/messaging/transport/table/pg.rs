@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::{Depth, Look, Moved, Row};
+use super::{Depth, Look, Moved, Owed, Row};
 use crate::clock::{Timestamp, millis};
 
 /// The columns of [`Row`], in its order.
@@ -14,7 +14,7 @@ type Columns = (i64, Option<String>, String, Option<String>, String, Vec<u8>, Op
 impl From<Columns> for Row {
     fn from(columns: Columns) -> Self {
         let (id, message_id, routing_key, correlation_id, headers, body, x_death, deliveries) = columns;
-        Self { id, message_id, routing_key, correlation_id, headers, body, x_death, deliveries }
+        Self { id, message_id, routing_key, correlation_id, headers, body: body.into(), x_death, deliveries }
     }
 }
 
@@ -46,10 +46,7 @@ pub async fn move_due(c: &mut PgConnection, limit: i64, now: Timestamp) -> sqlx:
 }
 
 pub async fn claim(c: &mut PgConnection, look: &Look<'_>, _now: Timestamp) -> sqlx::Result<(u64, Vec<Row>)> {
-    let settled = match look.owed.ids.as_slice() {
-        [] => 0,
-        ids => delete(&mut *c, ids, look.owed.token).await?,
-    };
+    let settled = if look.owed.ids.is_empty() { 0 } else { delete(&mut *c, look.owed).await? };
     let rows: Vec<Columns> = sqlx::query_as(
         "WITH next AS MATERIALIZED (
              SELECT id FROM messaging_queue
@@ -95,10 +92,15 @@ pub async fn renew(
     .map(|done| done.rows_affected())
 }
 
-pub async fn delete(c: &mut PgConnection, ids: &[i64], token: Uuid) -> sqlx::Result<u64> {
-    sqlx::query("DELETE FROM messaging_queue WHERE id = ANY($1) AND lock_token = $2")
-        .bind(ids)
-        .bind(token)
+/// Others may be at work on the rows that are held.
+pub async fn free_leftovers(_c: &mut PgConnection) -> sqlx::Result<()> {
+    Ok(())
+}
+
+pub async fn delete(c: &mut PgConnection, owed: &Owed) -> sqlx::Result<u64> {
+    sqlx::query("DELETE FROM messaging_queue WHERE id = ANY($1) AND lock_token = ANY($2)")
+        .bind(&owed.ids)
+        .bind(&owed.tokens)
         .execute(c)
         .await
         .map(|done| done.rows_affected())

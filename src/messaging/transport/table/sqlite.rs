@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::TryStreamExt;
 use sqlx::types::Json;
 use sqlx::{Either, Executor, Row as _, SqliteConnection};
 use uuid::Uuid;
 
-use super::{Depth, Look, Moved, Row};
+use super::{Depth, Look, Moved, Owed, Row};
 use crate::clock::{Timestamp, millis};
 
 pub async fn move_due(c: &mut SqliteConnection, limit: i64, now: Timestamp) -> sqlx::Result<Moved> {
@@ -49,7 +50,8 @@ pub async fn claim(c: &mut SqliteConnection, look: &Look<'_>, now: Timestamp) ->
     // row costs two context switches. A cast between BLOB and TEXT changes no byte, and concatenation goes by length,
     // so any bytes pass.
     let query = sqlx::query(
-        "DELETE FROM messaging_queue WHERE id IN (SELECT value FROM json_each($1)) AND lock_token = $2;
+        "DELETE FROM messaging_queue
+         WHERE id IN (SELECT value FROM json_each($1)) AND lock_token IN (SELECT unhex(value) FROM json_each($2));
          UPDATE messaging_queue SET lock_token = $4, lease_until = $8, deliveries = deliveries + 1
          WHERE id IN (SELECT id FROM messaging_queue
              WHERE queue = $3 AND id > $5 AND (lease_until IS NULL OR lease_until <= $7) ORDER BY id LIMIT $6);
@@ -65,7 +67,7 @@ pub async fn claim(c: &mut SqliteConnection, look: &Look<'_>, now: Timestamp) ->
          LEFT JOIN messaging_outbox o ON o.seq = q.outbox_ref",
     )
     .bind(Json(&look.owed.ids))
-    .bind(look.owed.token)
+    .bind(tokens(look.owed))
     .bind(look.queue)
     .bind(look.token)
     .bind(look.after)
@@ -101,7 +103,7 @@ fn read_rows(json: &str, mut bodies: &[u8]) -> sqlx::Result<Vec<Row>> {
                 .split_at_checked(length)
                 .ok_or_else(|| sqlx::Error::Decode("bodies are shorter than their lengths say".into()))?;
             bodies = rest;
-            let body = body.to_vec();
+            let body = Bytes::copy_from_slice(body);
             Ok(Row { id, message_id, routing_key, correlation_id, headers, body, x_death, deliveries })
         })
         .collect()
@@ -126,13 +128,27 @@ pub async fn renew(
     .map(|done| done.rows_affected())
 }
 
-pub async fn delete(c: &mut SqliteConnection, ids: &[i64], token: Uuid) -> sqlx::Result<u64> {
-    sqlx::query("DELETE FROM messaging_queue WHERE id IN (SELECT value FROM json_each($1)) AND lock_token = $2")
-        .bind(Json(ids))
-        .bind(token)
+fn tokens(owed: &Owed) -> Json<Vec<uuid::fmt::Simple>> {
+    Json(owed.tokens.iter().map(|token| token.simple()).collect())
+}
+
+pub async fn delete(c: &mut SqliteConnection, owed: &Owed) -> sqlx::Result<u64> {
+    sqlx::query(
+        "DELETE FROM messaging_queue
+         WHERE id IN (SELECT value FROM json_each($1)) AND lock_token IN (SELECT unhex(value) FROM json_each($2))",
+    )
+    .bind(Json(&owed.ids))
+    .bind(tokens(owed))
+    .execute(c)
+    .await
+    .map(|done| done.rows_affected())
+}
+
+pub async fn free_leftovers(c: &mut SqliteConnection) -> sqlx::Result<()> {
+    sqlx::query("UPDATE messaging_queue SET lock_token = NULL, lease_until = NULL WHERE lock_token IS NOT NULL")
         .execute(c)
         .await
-        .map(|done| done.rows_affected())
+        .map(drop)
 }
 
 pub async fn give_back(c: &mut SqliteConnection, ids: &[i64], token: Uuid) -> sqlx::Result<u64> {
