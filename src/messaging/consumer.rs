@@ -195,7 +195,7 @@ impl<R: Reaction> Consumer<R> {
         let mut subscription = self.kernel.transport.subscribe(&self.queue).await?;
         subscription.open_hatch();
         // Said now: the first batch may make calls that take their time.
-        self.pulse.set(LoopState::Running);
+        self.pulse.running(self.kernel.db.clock().now());
         let mut swept_at = Instant::now();
         tokio::pin!(stopping);
         let ended = loop {
