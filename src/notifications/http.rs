@@ -62,7 +62,7 @@ pub struct ListNotifications {
 const STATES: [&str; 5] = ["pending", "sending", "sent", "failed", "unknown"];
 
 /// List notices, newest first.
-#[utoipa::path(get, path = "/v1/notifications", tag = "notifications", params(ListNotifications), responses(
+#[utoipa::path(get, path = "/v1/notifications", tag = "notifications", security(("key" = ["viewer"])), params(ListNotifications), responses(
     (status = 200, body = Page<NoticeBody>),
     (status = 400, body = Problem, content_type = "application/problem+json"),
 ))]

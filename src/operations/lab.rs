@@ -61,7 +61,7 @@ pub struct Published {
 }
 
 /// Put raw bytes into a queue, past the outbox, as a foreign program could.
-#[utoipa::path(post, path = "/v1/lab/publish", tag = "operations", request_body = Publish, responses(
+#[utoipa::path(post, path = "/v1/lab/publish", tag = "operations", security(("key" = ["operator", "platform"])), request_body = Publish, responses(
     (status = 202, body = Published),
     (status = 404, description = "No such queue", body = Problem, content_type = "application/problem+json"),
     (status = 422, body = Problem, content_type = "application/problem+json"),
@@ -130,7 +130,7 @@ pub struct Armed {
 }
 
 /// Arm a crash point: the process dies the next time it gets there.
-#[utoipa::path(post, path = "/v1/lab/crash", tag = "operations", request_body = Crash, responses(
+#[utoipa::path(post, path = "/v1/lab/crash", tag = "operations", security(("key" = ["operator", "platform"])), request_body = Crash, responses(
     (status = 202, body = Armed),
     (status = 422, body = Problem, content_type = "application/problem+json"),
 ))]
@@ -161,7 +161,7 @@ pub struct Failing {
 }
 
 /// Let the next events of a consumer fail: each is retried, and dead once its attempts are used up.
-#[utoipa::path(post, path = "/v1/lab/fail", tag = "operations", request_body = Fail, responses(
+#[utoipa::path(post, path = "/v1/lab/fail", tag = "operations", security(("key" = ["operator", "platform"])), request_body = Fail, responses(
     (status = 202, body = Failing),
     (status = 404, description = "No such consumer", body = Problem, content_type = "application/problem+json"),
     (status = 422, body = Problem, content_type = "application/problem+json"),
@@ -193,7 +193,7 @@ pub struct Duplicating {
 }
 
 /// Let the next deliveries to a consumer come again, as a broker may: the inbox dismisses and counts each copy.
-#[utoipa::path(post, path = "/v1/lab/duplicate", tag = "operations", request_body = Duplicate, responses(
+#[utoipa::path(post, path = "/v1/lab/duplicate", tag = "operations", security(("key" = ["operator", "platform"])), request_body = Duplicate, responses(
     (status = 202, body = Duplicating),
     (status = 404, description = "No such consumer", body = Problem, content_type = "application/problem+json"),
     (status = 422, body = Problem, content_type = "application/problem+json"),
@@ -230,7 +230,7 @@ pub struct Slowed {
 }
 
 /// Let a consumer take its time over each event, one after the other.
-#[utoipa::path(post, path = "/v1/lab/slow", tag = "operations", request_body = Slow, responses(
+#[utoipa::path(post, path = "/v1/lab/slow", tag = "operations", security(("key" = ["operator", "platform"])), request_body = Slow, responses(
     (status = 202, body = Slowed),
     (status = 404, description = "No such consumer", body = Problem, content_type = "application/problem+json"),
     (status = 422, body = Problem, content_type = "application/problem+json"),
@@ -246,7 +246,7 @@ async fn slow(State(operations): State<Operations>, body: Body<Slow>) -> Result<
 }
 
 /// Take back every fault that is armed; answers with those.
-#[utoipa::path(post, path = "/v1/lab/reset", tag = "operations", responses((status = 200, body = faults::Armed)))]
+#[utoipa::path(post, path = "/v1/lab/reset", tag = "operations", security(("key" = ["operator", "platform"])), responses((status = 200, body = faults::Armed)))]
 async fn reset(State(operations): State<Operations>) -> Json<faults::Armed> {
     let armed = operations.kernel.faults.armed();
     operations.kernel.faults.disarm();

@@ -34,7 +34,7 @@ pub struct ListOutbox {
 const STATUSES: [&str; 4] = ["pending", "published", "failed", "dead"];
 
 /// List outbox rows, newest first.
-#[utoipa::path(get, path = "/v1/outbox", tag = "operations", params(ListOutbox), responses(
+#[utoipa::path(get, path = "/v1/outbox", tag = "operations", security(("key" = ["viewer"])), params(ListOutbox), responses(
     (status = 200, body = Page<OutboxRow>),
     (status = 400, body = Problem, content_type = "application/problem+json"),
 ))]
@@ -48,7 +48,7 @@ async fn list_outbox(
         return Err(bad_filter(format!("status must be one of {}", STATUSES.join(", "))));
     }
     let query = outbox::Query {
-        group_id: Some(caller.group_id),
+        group_id: caller.messages_of(),
         status: params.status,
         aggregate_type: params.aggregate_type,
         aggregate_id: params.aggregate_id,
@@ -60,7 +60,7 @@ async fn list_outbox(
 }
 
 /// Get an outbox row.
-#[utoipa::path(get, path = "/v1/outbox/{id}", tag = "operations",
+#[utoipa::path(get, path = "/v1/outbox/{id}", tag = "operations", security(("key" = ["viewer"])),
     params(("id" = String, Path)),
     responses(
         (status = 200, body = OutboxRow),
@@ -73,6 +73,6 @@ async fn get_outbox_row(
 ) -> Result<Json<OutboxRow>, Problem> {
     let missing = || Problem::not_found(format!("there is no outbox row {id}"));
     let id = Uuid::try_parse(&id).map_err(|_| missing())?;
-    let row = outbox::find(&mut operations.kernel.db.read().await?, Some(caller.group_id), id).await?;
+    let row = outbox::find(&mut operations.kernel.db.read().await?, caller.messages_of(), id).await?;
     row.map(Json).ok_or_else(missing)
 }

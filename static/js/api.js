@@ -31,13 +31,20 @@ async function call(method, path, { body, headers, signal } = {}) {
   }
   const isJson = (response.headers.get("Content-Type") ?? "").includes("json");
   const answer = isJson ? await response.json() : null;
+  if (response.status === 401) logIn();
   if (!response.ok) throw new Problem(response.status, answer);
   return answer;
+}
+
+/** The server wants to know who asks: off to the login, and back here afterwards. */
+export function logIn() {
+  if (location.pathname !== "/login") location.assign(`/login?next=${encodeURIComponent(location.pathname + location.search)}`);
 }
 
 export const get = (path, signal) => call("GET", path, { signal });
 export const post = (path, body, headers) => call("POST", path, { body, headers });
 export const put = (path, body) => call("PUT", path, { body });
+export const remove = (path) => call("DELETE", path);
 
 /** A path with its parts percent-encoded: path`/v1/stock/${sku}`. */
 export function path(parts, ...values) {

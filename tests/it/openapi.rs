@@ -86,7 +86,7 @@ async fn every_operation_of_the_document_is_served() {
         assert!(!status.is_server_error(), "{method} {path}: {status}");
         let documented = operation["responses"].as_object().unwrap();
         assert!(documented.contains_key(status.as_str()), "{method} {path} answers {status}, which it does not say");
-        if response.headers()["content-type"] == "text/event-stream" {
+        if response.headers().get("content-type").is_some_and(|kind| kind == "text/event-stream") {
             continue; // it has no end to wait for
         }
         let body: Value = response.json().await.unwrap_or_default();
@@ -108,8 +108,9 @@ async fn the_examples_of_the_document_work() {
     let mut tried = 0;
     for (method, path, operation) in operations(&document) {
         let Some(body) = example_body(&document, &operation) else { continue };
-        if path == "/v1/lab/crash" {
-            continue; // it works all too well
+        // They work all too well: one ends the process, the other closes the server to whoever has no key.
+        if path == "/v1/lab/crash" || path.starts_with("/v1/keys") || path == "/v1/session" {
+            continue;
         }
         // What is done to an order is tried on one placed as the example of placing has it.
         // What is done to a letter or a job is tried on one that it can be done to.
