@@ -60,7 +60,8 @@ impl Reaction for Loyalty {
 }
 
 /// The points an order has earned.
-#[utoipa::path(get, path = "/v1/loyalty/{order_id}", params(("order_id" = Uuid, Path)), responses((status = 200)))]
+#[utoipa::path(get, path = "/v1/loyalty/{order_id}", security(("key" = ["viewer"])),
+    params(("order_id" = Uuid, Path)), responses((status = 200)))]
 async fn get_points(
     State(db): State<Db>,
     caller: Caller,

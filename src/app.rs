@@ -13,12 +13,15 @@ use tokio_util::sync::CancellationToken;
 use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 
+use crate::access::{Keys, sessions};
 use crate::clock::{Clock, mint_id};
 use crate::config::{NotifyChannel, Part, Settings};
 use crate::db::Db;
 use crate::http::caller::DEFAULT_GROUP;
+use crate::http::guard::Guard;
 use crate::http::live::{self, Live, Section};
 use crate::http::probes::{self, Probes};
+use crate::http::session::{self, Sessions};
 use crate::inventory::reactions::Inventory;
 use crate::inventory::service::Change;
 use crate::ledger::reactions::Ledger;
@@ -136,6 +139,8 @@ impl Builder {
         for sql in self.schemas {
             db.create(sql).await.context("cannot create a module's tables")?;
         }
+        let keys = Keys::load(db.clone(), settings.keys()?, settings.may_be_open()).await?;
+        check_exposure(&settings, &keys)?;
         let topology = topology(&members, &settings);
         let transport = match settings.rabbit()? {
             None => Transport::Table(TableQueue::new(db.clone(), settings.lease)),
@@ -171,10 +176,15 @@ impl Builder {
             draining: draining.clone(),
         };
         let topology = Arc::new(topology);
-        let operations = Operations { kernel: kernel.clone(), topology: topology.clone(), audits: Audits::default() };
+        let operations = Operations {
+            kernel: kernel.clone(),
+            topology: topology.clone(),
+            audits: Audits::default(),
+            keys: keys.clone(),
+        };
         let me = mint_id();
         let probes = Probes { kernel: kernel.clone(), me, topology: topology.clone(), draining: draining.clone() };
-        let watched = Live::new(settings.sse_max_streams, draining.clone());
+        let watched = Live::new(settings.sse_max_streams, keys.clone(), draining.clone());
         let sampler = watched.sampler(sections(&operations, &probes, self.demo), operations::live::bells(&operations));
         let mut document = openapi();
         let processed = ProcessedRows::default();
@@ -189,26 +199,36 @@ impl Builder {
         if settings.runs(Part::Api) {
             router = router.merge(api_router(&kernel, orders, operations.clone(), self.demo));
             router = router.merge(Router::from(live::routes().with_state(watched)));
+            let sessions = Sessions { keys: keys.clone(), ttl: settings.session_ttl };
+            router = router.merge(Router::from(session::routes().with_state(sessions)));
             for routes in self.routes {
                 let (extra, extra_document) = routes(&db).split_for_parts();
                 router = router.merge(extra);
                 document.merge(extra_document);
             }
+            http::document::complete(&mut document);
         }
-        let router = http::finish(router, document, &settings.http_limits(), db.metrics());
+        let guard = Guard::new(keys.clone(), &document, settings.listen.ip().is_loopback())?;
+        let router = http::finish(router, guard, document, &settings.http_limits(), db.metrics());
         let lifecycle = Lifecycle::new().context("cannot start the threads that do the work")?;
         if settings.runs(Part::Relay) {
             let jobs = jobs::Runner::new(kernel.clone(), topology.clone());
             lifecycle.spawn(Stage::Work, jobs::NAME, |stop| jobs.run(stop));
-            let keys = Sweep {
+            let idempotency = Sweep {
                 name: "idempotency keys",
                 keep: settings.idempotency_ttl,
                 sweep: |tx, before, limit| Box::pin(orders::store::forget_keys(tx, before, limit)),
             };
-            let retention = Retention::new(kernel.clone(), vec![keys]);
+            let ended = Sweep {
+                name: "sessions",
+                keep: Duration::ZERO,
+                sweep: |tx, before, limit| Box::pin(sessions::forget(tx, before, limit)),
+            };
+            let retention = Retention::new(kernel.clone(), vec![idempotency, ended]);
             lifecycle.spawn(Stage::Work, retention::NAME, |stop| retention.run(stop));
         }
         spawn_all(&lifecycle, &kernel, topology, &settings, members, clerk, listener, router);
+        lifecycle.spawn(Stage::Helpers, "keys", |stop| until(stop, keys.follow()));
         let present = kernel.clone();
         lifecycle.spawn(Stage::Helpers, "presence", |stop| {
             instances::beat(present, me, address.to_string(), stop.cancelled_owned())
@@ -219,6 +239,22 @@ impl Builder {
         lifecycle.spawn(Stage::Http, "live", |stop| sampler.run(stop));
         Ok(Running { address, kernel, lifecycle, draining, settings })
     }
+}
+
+/// A server that others can reach is not open to them by mistake.
+fn check_exposure(settings: &Settings, keys: &Keys) -> anyhow::Result<()> {
+    let at = settings.listen;
+    if !keys.exist() && !settings.may_be_open() {
+        anyhow::bail!(
+            "{at} can be reached by others and there are no API keys: set STOCKADE_API_KEYS or STOCKADE_API_KEYS_FILE \
+             (`stockade key new --offline --role admin --group '*'` makes an entry), or listen on 127.0.0.1, or set \
+             STOCKADE_INSECURE_NO_AUTH=true if something in front guards it"
+        );
+    }
+    if keys.is_open() && !at.ip().is_loopback() {
+        tracing::warn!("OPEN TO ANYBODY who reaches {at}: there are no API keys and STOCKADE_INSECURE_NO_AUTH is set");
+    }
+    Ok(())
 }
 
 /// Checks every promise on a database without serving it, beside the server if there is one.
@@ -328,13 +364,14 @@ fn sections(operations: &Operations, probes: &Probes, demo: bool) -> Vec<Section
 
 /// The API document of everything built in, the fault lab included whether or not it is open.
 pub fn openapi() -> OpenApi {
-    http::document([
+    http::join([
         orders::http::routes().into_openapi(),
         inventory::http::routes().into_openapi(),
         notifications::http::routes().into_openapi(),
         ledger::http::routes().into_openapi(),
         operations::routes().into_openapi(),
         live::routes().into_openapi(),
+        session::routes().into_openapi(),
         lab::routes().into_openapi(),
         probes::routes().into_openapi(),
         operations::metrics::routes().into_openapi(),

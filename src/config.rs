@@ -1,12 +1,14 @@
 //! Every setting, its default and its meaning: flags over environment over defaults. `--help` is the manual.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use bytesize::ByteSize;
 use clap::{Args, Parser, ValueEnum};
 
+use crate::access::{self, Key};
 use crate::clock::in_words;
 use crate::messaging::Tuning;
 use crate::messaging::outside;
@@ -76,6 +78,19 @@ pub struct Settings {
     /// On RabbitMQ, how long to wait for the broker to confirm what was published.
     #[arg(long, env = "STOCKADE_AMQP_CONFIRM_TIMEOUT", default_value = "10s", value_parser = humantime::parse_duration)]
     pub amqp_confirm_timeout: Duration,
+
+    /// Who may do what: `role:group:sha256` entries, apart by commas, as `stockade key new --offline` makes them. Roles:
+    /// viewer, client, operator, admin. A group, `group/subsidiary`, or `*` for every group.
+    #[arg(long, env = "STOCKADE_API_KEYS", default_value = "", hide_env_values = true, hide_default_value = true)]
+    pub api_keys: String,
+
+    /// A file of such entries, one a line; what follows a `#` is a comment.
+    #[arg(long, env = "STOCKADE_API_KEYS_FILE")]
+    pub api_keys_file: Option<PathBuf>,
+
+    /// How long a browser stays logged in.
+    #[arg(long, env = "STOCKADE_SESSION_TTL", default_value = "12h", value_parser = humantime::parse_duration)]
+    pub session_ttl: Duration,
 
     /// Serve without API keys on an address that others can reach. Anyone who reaches it can do anything.
     #[arg(long, env = "STOCKADE_INSECURE_NO_AUTH")]
@@ -267,13 +282,6 @@ impl Settings {
     /// Checks what the settings say together; each sentence tells what to change.
     pub fn validate(&self) -> anyhow::Result<()> {
         self.validate_broker()?;
-        if !self.listen.ip().is_loopback() && !self.insecure_no_auth {
-            bail!(
-                "{} can be reached by others and there are no API keys: listen on 127.0.0.1, or set \
-                 STOCKADE_INSECURE_NO_AUTH=true if something in front guards it",
-                self.listen
-            );
-        }
         if self.batch == 0 || self.outbox_batch == 0 || self.db_max_connections < 4 {
             bail!(
                 "STOCKADE_BATCH and STOCKADE_OUTBOX_BATCH must be at least 1, STOCKADE_DB_MAX_CONNECTIONS at least 4"
@@ -344,6 +352,25 @@ impl Settings {
             );
         }
         Ok(())
+    }
+
+    /// The keys of the settings and of the file they name.
+    pub fn keys(&self) -> anyhow::Result<Vec<Key>> {
+        let read = |name: &str, text: &str| {
+            access::read_keys(text).map_err(|error| anyhow::anyhow!("{name} cannot be read: {error}"))
+        };
+        let mut keys = read("STOCKADE_API_KEYS", &self.api_keys)?;
+        if let Some(path) = &self.api_keys_file {
+            let text = std::fs::read_to_string(path)
+                .with_context(|| format!("STOCKADE_API_KEYS_FILE: cannot read {}", path.display()))?;
+            keys.extend(read("STOCKADE_API_KEYS_FILE", &text)?);
+        }
+        Ok(keys)
+    }
+
+    /// May a server be open to anybody while it has no keys?
+    pub fn may_be_open(&self) -> bool {
+        self.listen.ip().is_loopback() || self.insecure_no_auth
     }
 
     fn validate_broker(&self) -> anyhow::Result<()> {

@@ -3,6 +3,7 @@
 //! To build a module of your own on the kernel: implement [`messaging::Reaction`], hand it to
 //! [`app::Builder::with`], and serve. `examples/loyalty.rs` does it in under a hundred lines.
 
+pub mod access;
 pub mod app;
 pub mod clock;
 pub mod config;

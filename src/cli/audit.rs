@@ -10,7 +10,7 @@ use stockade::config::Settings;
 use stockade::operations::audit::Report;
 use stockade::{app, telemetry};
 
-use super::client::Client;
+use super::client::{Client, Credential};
 use super::exit::Exit;
 
 #[derive(Args)]
@@ -28,6 +28,9 @@ pub struct Audit {
     json: bool,
 
     #[command(flatten)]
+    credential: Credential,
+
+    #[command(flatten)]
     settings: Settings,
 }
 
@@ -35,7 +38,7 @@ impl Audit {
     pub async fn run(self) -> anyhow::Result<ExitCode> {
         telemetry::init(&self.settings.log, self.settings.log_format)?;
         let report: Report = match &self.url {
-            Some(url) => Client::new(url, self.timeout)?.get("/v1/audit").await?,
+            Some(url) => self.credential.given_to(Client::new(url, self.timeout)?)?.get("/v1/audit").await?,
             None => app::audit(self.settings).await?,
         };
         if self.json {

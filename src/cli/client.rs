@@ -4,6 +4,7 @@
 //! it. No proxy is ever asked: a server is named by the address it listens on.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -25,11 +26,46 @@ pub struct At {
     /// Where the server on this machine listens.
     #[arg(long, env = "STOCKADE_LISTEN", default_value = "127.0.0.1:8080")]
     listen: SocketAddr,
+
+    #[command(flatten)]
+    credential: Credential,
+}
+
+/// What to present to a server with keys: the environment has the key itself, or a file does; never the command line,
+/// which others on the machine can read.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Credential {
+    /// A file with the API key to present; STOCKADE_API_KEY may hold the key itself.
+    #[arg(long, env = "STOCKADE_API_KEY_FILE", global = true, help_heading = "Server")]
+    api_key_file: Option<PathBuf>,
+
+    /// With a key for every group: the group to act in.
+    #[arg(long, env = "STOCKADE_AS_GROUP", global = true, help_heading = "Server")]
+    as_group: Option<String>,
+}
+
+impl Credential {
+    /// Lets a client present it.
+    pub fn given_to(&self, client: Client) -> anyhow::Result<Client> {
+        let key = match &self.api_key_file {
+            Some(path) => Some(
+                std::fs::read_to_string(path)
+                    .with_context(|| format!("cannot read the API key in {}", path.display()))?,
+            ),
+            None => std::env::var("STOCKADE_API_KEY").ok(),
+        };
+        let key = key.map(|key| key.trim().to_owned()).filter(|key| !key.is_empty());
+        Ok(Client { key, group: self.as_group.clone(), ..client })
+    }
 }
 
 impl At {
     pub fn url(&self) -> String {
         self.url.clone().unwrap_or_else(|| format!("http://{}", reachable(self.listen)))
+    }
+
+    pub fn client(&self, timeout: Duration) -> anyhow::Result<Client> {
+        self.credential.given_to(Client::new(&self.url(), timeout)?)
     }
 }
 
@@ -47,6 +83,8 @@ pub struct Client {
     http: reqwest::Client,
     url: String,
     operator: Option<String>,
+    key: Option<String>,
+    group: Option<String>,
 }
 
 /// The server's answer was no.
@@ -63,7 +101,7 @@ impl Client {
     pub fn new(url: &str, timeout: Duration) -> anyhow::Result<Self> {
         anyhow::ensure!(url.starts_with("http://"), "{url} is no address of a server: it must start with http://");
         let http = reqwest::Client::builder().no_proxy().timeout(timeout).build()?;
-        Ok(Self { http, url: url.trim_end_matches('/').to_owned(), operator: None })
+        Ok(Self { http, url: url.trim_end_matches('/').to_owned(), operator: None, key: None, group: None })
     }
 
     /// Says with each request who asks.
@@ -119,11 +157,16 @@ impl Client {
     }
 
     pub fn request(&self, method: Method, path: &str) -> RequestBuilder {
-        let request = self.http.request(method, format!("{}{path}", self.url));
-        match &self.operator {
-            Some(operator) => request.header("x-operator", operator),
-            None => request,
+        let mut request = self.http.request(method, format!("{}{path}", self.url));
+        if let Some(key) = &self.key {
+            request = request.bearer_auth(key);
         }
+        for (name, value) in [("x-operator", &self.operator), ("x-group-id", &self.group)] {
+            if let Some(value) = value {
+                request = request.header(name, value);
+            }
+        }
+        request
     }
 
     /// Sends a request that is to succeed and reads what it answers.

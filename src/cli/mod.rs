@@ -9,6 +9,7 @@ mod doctor;
 mod exit;
 mod healthcheck;
 mod jobs;
+mod keys;
 mod queues;
 mod redrive;
 mod remote;
@@ -67,6 +68,8 @@ enum Command {
     Redrive(redrive::Redrive),
     /// Send published events again; what was applied is skipped.
     Replay(replay::Replay),
+    /// Make keys, list them, revoke them.
+    Key(keys::Keys),
     /// Ask a server whether it is ready; the exit code tells.
     Healthcheck(healthcheck::Healthcheck),
     /// Print the OpenAPI document.
@@ -98,6 +101,7 @@ pub fn main() -> ExitCode {
             Command::DeadLetters(dead_letters) => dead_letters.run().await,
             Command::Redrive(redrive) => redrive.run().await,
             Command::Replay(replay) => replay.run().await,
+            Command::Key(keys) => keys.run().await,
             Command::Healthcheck(healthcheck) => healthcheck.run().await,
             Command::Openapi => print_openapi(),
         }

@@ -50,7 +50,7 @@ struct Queue {
 
 impl Queues {
     pub async fn run(self) -> anyhow::Result<ExitCode> {
-        let client = Client::new(&self.at.url(), TIMEOUT)?;
+        let client = self.at.client(TIMEOUT)?;
         let looks = if self.watch { self.times.unwrap_or(u32::MAX) } else { 1 };
         let in_place = self.watch && !self.json && std::io::stdout().is_terminal();
         let mut drawn = 0;

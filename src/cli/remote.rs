@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 use stockade::clock::{Clock, Timestamp};
 
-use super::client::Client;
+use super::client::{Client, Credential};
 use super::exit::Exit;
 
 /// A redrive of many letters, or the count of a long replay, may take the server a while to write down.
@@ -23,6 +23,9 @@ pub struct Remote {
     #[arg(long, env = "USER", default_value = "anonymous", global = true, help_heading = "Server")]
     operator: String,
 
+    #[command(flatten)]
+    credential: Credential,
+
     /// Print JSON, for programs.
     #[arg(long, global = true, help_heading = "Server")]
     pub json: bool,
@@ -30,7 +33,7 @@ pub struct Remote {
 
 impl Remote {
     pub fn client(&self) -> anyhow::Result<Client> {
-        Ok(Client::new(&self.url, TIMEOUT)?.operated_by(&self.operator))
+        self.credential.given_to(Client::new(&self.url, TIMEOUT)?.operated_by(&self.operator))
     }
 
     /// Data for stdout: as JSON, or as `print` shows it to people.

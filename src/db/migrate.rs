@@ -21,7 +21,7 @@ macro_rules! migrations {
     };
 }
 
-const MIGRATIONS: [(i64, &str, &str, &str); 12] = migrations![
+const MIGRATIONS: [(i64, &str, &str, &str); 14] = migrations![
     1 "0001_messaging",
     2 "0002_orders",
     3 "0003_inventory",
@@ -34,6 +34,8 @@ const MIGRATIONS: [(i64, &str, &str, &str); 12] = migrations![
     30 "0030_messaging",
     40 "0040_messaging_fenced",
     41 "0041_notifications_sending",
+    50 "0050_access",
+    51 "0051_messaging",
 ];
 
 /// How many there are.

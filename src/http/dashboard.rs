@@ -45,11 +45,19 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; i
 
 pub fn routes() -> Router {
     let pages = PAGES.iter().fold(Router::new(), |router, path| router.route(path, get(page)));
-    pages.route("/static/{*path}", get(file))
+    pages.route("/login", get(login)).route("/static/{*path}", get(file))
 }
 
 async fn page(headers: HeaderMap) -> Response {
-    let mut response = answer("index.html", &headers);
+    document("index.html", &headers)
+}
+
+async fn login(headers: HeaderMap) -> Response {
+    document("login.html", &headers)
+}
+
+fn document(path: &str, headers: &HeaderMap) -> Response {
+    let mut response = answer(path, headers);
     let policies = [
         (header::CONTENT_SECURITY_POLICY, POLICY),
         (header::REFERRER_POLICY, "no-referrer"),

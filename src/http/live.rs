@@ -27,9 +27,10 @@ use tokio_util::sync::CancellationToken;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::caller::Caller;
+use super::caller::{Caller, Identity};
 use super::extract::Params;
 use super::problem::Problem;
+use crate::access::Keys;
 use crate::db::Bell;
 
 /// Looks are never closer together than this: four frames a second at most.
@@ -52,22 +53,58 @@ pub struct Section {
     name: &'static str,
     /// Looked at no more often than this.
     apart: Duration,
+    audience: Audience,
     view: View,
 }
 
+/// Who sees a section.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Audience {
+    Everyone,
+    /// Callers of no one tenant: what counts every tenant's messages is for them.
+    Platform,
+    /// The others.
+    Tenants,
+}
+
+/// A tenant's pages, or those that also see what belongs to none.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Room {
+    group_id: String,
+    platform: bool,
+}
+
+impl Room {
+    fn sees(&self, section: &Section) -> bool {
+        match section.audience {
+            Audience::Everyone => true,
+            Audience::Platform => self.platform,
+            Audience::Tenants => !self.platform,
+        }
+    }
+}
+
 enum View {
-    /// The same for everybody.
+    /// The same for all who see it.
     Shared(Box<dyn Fn() -> Looked + Send + Sync>),
     /// What one tenant may see, by its group.
     OfGroup(Box<dyn Fn(String) -> Looked + Send + Sync>),
 }
 
 impl Section {
+    /// What is for callers of no one tenant.
     pub fn shared<T: Serialize + 'static, F>(name: &'static str, look: impl Fn() -> F + Send + Sync + 'static) -> Self
     where
         F: Future<Output = Result<T, Problem>> + Send + 'static,
     {
-        Self { name, apart: Duration::ZERO, view: View::Shared(Box::new(move || Box::pin(write(look())))) }
+        let view = View::Shared(Box::new(move || Box::pin(write(look()))));
+        Self { name, apart: Duration::ZERO, audience: Audience::Platform, view }
+    }
+
+    /// Shown to tenants instead of what the platform sees under the same name.
+    #[must_use]
+    pub fn for_tenants(self) -> Self {
+        Self { audience: Audience::Tenants, ..self }
     }
 
     pub fn of_group<T: Serialize + 'static, F>(
@@ -78,7 +115,7 @@ impl Section {
         F: Future<Output = Result<T, Problem>> + Send + 'static,
     {
         let look = move |group| -> Looked { Box::pin(write(look(group))) };
-        Self { name, apart: Duration::ZERO, view: View::OfGroup(Box::new(look)) }
+        Self { name, apart: Duration::ZERO, audience: Audience::Everyone, view: View::OfGroup(Box::new(look)) }
     }
 
     /// For what is costly to look at.
@@ -129,10 +166,11 @@ pub struct Live {
 }
 
 struct Inner {
-    /// By group: where its pages watch. A room without pages is closed at the next look.
-    rooms: Mutex<BTreeMap<String, watch::Sender<Arc<Picture>>>>,
+    /// Where pages watch. A room without pages is closed at the next look.
+    rooms: Mutex<BTreeMap<Room, watch::Sender<Arc<Picture>>>>,
     opened: Notify,
     places: Arc<Semaphore>,
+    keys: Keys,
     draining: CancellationToken,
 }
 
@@ -142,18 +180,20 @@ pub struct Sampler {
     sections: Vec<Section>,
     bells: Vec<Bell>,
     changes: u64,
-    /// By section and, for what only one tenant may see, its group.
-    taken: HashMap<(&'static str, String), (Instant, Seen)>,
+    /// By section, who sees it and, for what only one tenant may see, its group.
+    taken: HashMap<(&'static str, Audience, String), (Instant, Seen)>,
 }
 
 impl Live {
-    /// `streams_max`: pages beyond that are told to poll. `draining`: cancelled when shutdown begins.
-    pub fn new(streams_max: usize, draining: CancellationToken) -> Self {
+    /// `streams_max`: pages beyond that are told to poll. `keys`: a stream ends when what let it in is no longer good.
+    /// `draining`: cancelled when shutdown begins.
+    pub fn new(streams_max: usize, keys: Keys, draining: CancellationToken) -> Self {
         Self {
             inner: Arc::new(Inner {
                 rooms: Mutex::default(),
                 opened: Notify::new(),
                 places: Arc::new(Semaphore::new(streams_max)),
+                keys,
                 draining,
             }),
         }
@@ -163,26 +203,26 @@ impl Live {
         Sampler { live: self.clone(), sections, bells, changes: 0, taken: HashMap::new() }
     }
 
-    fn enter(&self, group_id: String) -> watch::Receiver<Arc<Picture>> {
+    fn enter(&self, room: Room) -> watch::Receiver<Arc<Picture>> {
         let mut rooms = self.inner.rooms.lock().unwrap_or_else(PoisonError::into_inner);
-        let room = rooms.entry(group_id).or_insert_with(|| {
+        let room = rooms.entry(room).or_insert_with(|| {
             self.inner.opened.notify_one();
             watch::Sender::default()
         });
         room.subscribe()
     }
 
-    /// The groups that somebody watches; the others' rooms are closed.
-    fn watched(&self) -> Vec<String> {
+    /// The rooms that somebody is in; the others are closed.
+    fn watched(&self) -> Vec<Room> {
         let mut rooms = self.inner.rooms.lock().unwrap_or_else(PoisonError::into_inner);
         rooms.retain(|_, room| room.receiver_count() > 0);
         rooms.keys().cloned().collect()
     }
 
     /// Shows a picture if it is news; says whether it was.
-    fn show(&self, group_id: &str, picture: Picture) -> bool {
+    fn show(&self, room: &Room, picture: Picture) -> bool {
         let rooms = self.inner.rooms.lock().unwrap_or_else(PoisonError::into_inner);
-        rooms.get(group_id).is_some_and(|room| {
+        rooms.get(room).is_some_and(|room| {
             room.send_if_modified(|shown| {
                 let news = picture.change > shown.change;
                 if news {
@@ -197,14 +237,14 @@ impl Live {
 impl Sampler {
     pub async fn run(mut self, stop: CancellationToken) {
         while !stop.is_cancelled() {
-            let groups = self.live.watched();
-            if groups.is_empty() {
+            let rooms = self.live.watched();
+            if rooms.is_empty() {
                 self.taken.clear();
                 tokio::select! { () = self.live.inner.opened.notified() => {} () = stop.cancelled() => {} }
                 continue;
             }
             let started = Instant::now();
-            self.look(&groups, started).await;
+            self.look(&rooms, started).await;
             let apart = LOOKS_APART.max(started.elapsed() * REST_PER_LOOK);
             tokio::select! {
                 () = tokio::time::sleep_until(started + apart) => {}
@@ -221,22 +261,24 @@ impl Sampler {
         }
     }
 
-    /// Looks for each group, and shows what is new.
-    async fn look(&mut self, groups: &[String], started: Instant) {
+    /// Looks for each room, and shows what is new.
+    async fn look(&mut self, rooms: &[Room], started: Instant) {
         for bell in &mut self.bells {
             bell.hush(); // what rings from here on is for the next look
         }
-        self.taken.retain(|(_, group), _| group.is_empty() || groups.contains(group));
-        for group in groups {
+        let is_watched = |group: &String| group.is_empty() || rooms.iter().any(|room| room.group_id == *group);
+        self.taken.retain(|(.., group), _| is_watched(group));
+        for room in rooms {
             let mut picture = Picture::default();
-            for section in &self.sections {
-                let key = match section.view {
-                    View::Shared(_) => (section.name, String::new()),
-                    View::OfGroup(_) => (section.name, group.clone()),
+            for section in self.sections.iter().filter(|section| room.sees(section)) {
+                let group = match section.view {
+                    View::Shared(_) => String::new(),
+                    View::OfGroup(_) => room.group_id.clone(),
                 };
+                let key = (section.name, section.audience, group);
                 let before = self.taken.get(&key);
                 let still_good = before.is_some_and(|(at, _)| *at >= started || at.elapsed() < section.apart);
-                if !still_good && let Some(text) = section.look(group).await {
+                if !still_good && let Some(text) = section.look(&room.group_id).await {
                     let change = match before {
                         Some((_, seen)) if seen.text.get() == text.get() => seen.change,
                         _ => {
@@ -251,7 +293,7 @@ impl Sampler {
                     picture.sections.insert(section.name, seen.clone());
                 }
             }
-            self.live.show(group, picture);
+            self.live.show(room, picture);
         }
     }
 }
@@ -291,7 +333,7 @@ pub struct StreamEvents {
 ///
 /// Each frame is a JSON object of sections by name, whole each. A client that lost the stream connects again and
 /// gets a snapshot. At most four frames a second.
-#[utoipa::path(get, path = "/v1/events", tag = "operations", params(StreamEvents), responses(
+#[utoipa::path(get, path = "/v1/events", tag = "operations", security(("key" = ["viewer"])), params(StreamEvents), responses(
     (status = 200, body = String, content_type = "text/event-stream"),
     (status = 400, body = Problem, content_type = "application/problem+json"),
     (status = 503, description = "Too many streams, or shutting down", body = Problem, content_type = "application/problem+json"),
@@ -310,7 +352,9 @@ async fn stream_events(
     });
     // Whoever polls takes no place for longer than a look.
     let place = if params.once { place.ok() } else { Some(place?) };
-    let page = Watching { picture: live.enter(caller.group_id), seen: 0, _place: place };
+    let identity = caller.identity;
+    let room = Room { group_id: caller.group_id, platform: identity.platform };
+    let page = Watching { picture: live.enter(room), seen: 0, identity, keys: live.inner.keys.clone(), _place: place };
     let frames = stream::unfold(page, Watching::next).take(if params.once { 1 } else { usize::MAX });
     let frames = frames.take_until(live.inner.draining.clone().cancelled_owned());
     let stream = Sse::new(frames).keep_alive(KeepAlive::new().interval(KEEP_ALIVE));
@@ -322,13 +366,19 @@ async fn stream_events(
 struct Watching {
     picture: watch::Receiver<Arc<Picture>>,
     seen: u64,
+    identity: Identity,
+    keys: Keys,
     _place: Option<OwnedSemaphorePermit>,
 }
 
 impl Watching {
+    /// Ends when there is nobody left to draw, or when what let the page in is no longer good.
     async fn next(mut self) -> Option<(Result<Event, Infallible>, Self)> {
         let seen = self.seen;
         let picture = self.picture.wait_for(|picture| picture.change > seen).await.ok()?.clone();
+        if !self.identity.is_good(&self.keys) {
+            return None;
+        }
         self.seen = picture.change;
         Some((Ok(picture.frame(seen)), self))
     }

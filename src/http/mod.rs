@@ -3,13 +3,16 @@
 
 pub mod caller;
 pub mod dashboard;
+pub mod document;
 pub mod extract;
 pub mod finish;
+pub mod guard;
 pub mod live;
 mod meter;
 pub mod page;
 pub mod probes;
 pub mod problem;
+pub mod session;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,11 +22,13 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Router, middleware};
 use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::csrf::{CsrfLayer, ProtectionError};
 use tower_http::timeout::TimeoutLayer;
 use utoipa::OpenApi as _;
 use utoipa::openapi::OpenApi;
 use utoipa_swagger_ui::SwaggerUi;
 
+use guard::Guard;
 use problem::Problem;
 
 use crate::metrics::Metrics;
@@ -49,30 +54,38 @@ pub struct Limits {
         (name = "notifications", description = "What customers were told"),
         (name = "ledger", description = "What customers have paid"),
         (name = "operations", description = "Queues, inbox, outbox, dead letters"),
+        (name = "access", description = "Keys, and sessions for browsers"),
         (name = "health", description = "Probes"),
     )
 )]
 struct ApiDoc;
 
 /// Joins the documents of the modules' routes into one.
-pub fn document(parts: impl IntoIterator<Item = OpenApi>) -> OpenApi {
+pub fn join(parts: impl IntoIterator<Item = OpenApi>) -> OpenApi {
     let mut document = ApiDoc::openapi();
     document.info.version = env!("CARGO_PKG_VERSION").to_owned();
     for part in parts {
         document.merge(part);
     }
+    document::complete(&mut document);
     document
 }
 
-/// Adds the docs, the dashboard and the layers that every answer passes through.
-pub fn finish(router: Router, api: OpenApi, limits: &Limits, metrics: &Arc<Metrics>) -> Router {
+/// Adds the guard before every route, the docs, the dashboard and the layers that every answer passes through.
+pub fn finish(router: Router, guard: Guard, api: OpenApi, limits: &Limits, metrics: &Arc<Metrics>) -> Router {
+    let cross_site = |_: ProtectionError| -> Response {
+        let detail = "another site sent this request; nothing was done";
+        Problem::new(403, "cross-site-blocked", detail).into_response()
+    };
     let swagger = SwaggerUi::new("/docs")
         .url("/openapi.json", api)
         .config(utoipa_swagger_ui::Config::default().try_it_out_enabled(true));
     router
+        .route_layer(middleware::from_fn_with_state(guard, guard::guard))
         .merge(dashboard::routes())
         .merge(swagger)
         .fallback(async || Problem::not_found("there is nothing at this path; see /docs"))
+        .layer(CsrfLayer::new().with_rejection_response(cross_site))
         .layer(DefaultBodyLimit::max(limits.body_bytes_max))
         .layer(TimeoutLayer::with_status_code(StatusCode::SERVICE_UNAVAILABLE, limits.request_timeout))
         .layer(CatchPanicLayer::custom(|_: Box<dyn std::any::Any + Send>| -> Response {

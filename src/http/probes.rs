@@ -14,6 +14,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
+use super::caller::Caller;
 use crate::clock::Timestamp;
 use crate::db::Trouble;
 use crate::messaging::health::{LoopState, LoopStatus};
@@ -45,7 +46,7 @@ pub struct Liveness {
 }
 
 /// Is the process alive? Touches nothing.
-#[utoipa::path(get, path = "/livez", tag = "health", responses((status = 200, body = Liveness)))]
+#[utoipa::path(get, path = "/livez", tag = "health", security(()), responses((status = 200, body = Liveness)))]
 async fn livez() -> Json<Liveness> {
     Json(Liveness { status: "ok" })
 }
@@ -61,7 +62,7 @@ pub struct Readiness {
 /// Can this instance serve requests?
 ///
 /// A broker that is away leaves it ready, and degraded: orders are taken and wait in the outbox.
-#[utoipa::path(get, path = "/readyz", tag = "health", responses(
+#[utoipa::path(get, path = "/readyz", tag = "health", security(()), responses(
     (status = 200, body = Readiness),
     (status = 503, description = "Draining, or the database cannot be used", body = Readiness),
 ))]
@@ -164,9 +165,25 @@ pub struct OutboxReport {
 }
 
 /// How is everything doing? Always 200: the body tells.
-#[utoipa::path(get, path = "/v1/health", tag = "health", responses((status = 200, body = HealthReport)))]
-async fn health(State(probes): State<Probes>) -> Json<HealthReport> {
-    Json(probes.look().await)
+#[utoipa::path(get, path = "/v1/health", tag = "health", security(("key" = ["viewer"])), responses((status = 200, body = HealthReport)))]
+async fn health(State(probes): State<Probes>, caller: Caller) -> Json<HealthReport> {
+    let report = probes.look().await;
+    Json(if caller.identity.platform { report } else { report.for_tenants() })
+}
+
+impl HealthReport {
+    /// Without what is none of a tenant's business: where instances run, how much waits, and errors that may tell of others.
+    fn for_tenants(mut self) -> Self {
+        self.instances.clear();
+        self.loops.clear();
+        self.outbox = None;
+        self.database.error = None;
+        self.broker.error = None;
+        for overall in self.consumers.values_mut().chain([&mut self.relay]) {
+            overall.last_error = None;
+        }
+        self
+    }
 }
 
 impl Probes {
@@ -182,8 +199,11 @@ impl Probes {
     }
 
     /// The report without what changes though nothing happens: for those who watch for news.
-    pub async fn steady(&self) -> serde_json::Value {
-        let mut report = serde_json::to_value(self.look().await).unwrap_or_default();
+    /// `whole`: as callers of no one tenant see it.
+    pub async fn steady(&self, whole: bool) -> serde_json::Value {
+        let report = self.look().await;
+        let report = if whole { report } else { report.for_tenants() };
+        let mut report = serde_json::to_value(report).unwrap_or_default();
         still(&mut report);
         report
     }

@@ -73,7 +73,7 @@ pub struct ListStock {
 }
 
 /// List stock by SKU.
-#[utoipa::path(get, path = "/v1/stock", tag = "stock", params(ListStock), responses(
+#[utoipa::path(get, path = "/v1/stock", tag = "stock", security(("key" = ["viewer"])), params(ListStock), responses(
     (status = 200, body = Page<StockBody>),
     (status = 400, body = Problem, content_type = "application/problem+json"),
 ))]
@@ -89,7 +89,7 @@ async fn list_stock(
 }
 
 /// Get the stock of a SKU.
-#[utoipa::path(get, path = "/v1/stock/{sku}", tag = "stock",
+#[utoipa::path(get, path = "/v1/stock/{sku}", tag = "stock", security(("key" = ["viewer"])),
     params(("sku" = String, Path, example = "WIDGET-A")),
     responses(
         (status = 200, body = StockBody),
@@ -109,7 +109,7 @@ pub struct PutStock {
 }
 
 /// Set what is on hand, creating the SKU if need be. Posts an adjustment of the difference.
-#[utoipa::path(put, path = "/v1/stock/{sku}", tag = "stock", request_body = PutStock,
+#[utoipa::path(put, path = "/v1/stock/{sku}", tag = "stock", security(("key" = ["operator"])), request_body = PutStock,
     params(("sku" = String, Path, example = "WIDGET-A")),
     responses(
         (status = 200, body = StockBody),
@@ -144,7 +144,7 @@ pub struct AdjustStock {
 }
 
 /// Change what is on hand, and say why.
-#[utoipa::path(post, path = "/v1/stock/{sku}/adjustments", tag = "stock", request_body = AdjustStock,
+#[utoipa::path(post, path = "/v1/stock/{sku}/adjustments", tag = "stock", security(("key" = ["operator"])), request_body = AdjustStock,
     params(("sku" = String, Path, example = "WIDGET-A")),
     responses(
         (status = 201, description = "Adjusted", body = StockBody),
@@ -240,7 +240,7 @@ pub struct ListReservations {
 const RESERVATION_STATES: [&str; 4] = ["held", "committed", "fulfilled", "released"];
 
 /// List reservations, newest first.
-#[utoipa::path(get, path = "/v1/reservations", tag = "reservations", params(ListReservations), responses(
+#[utoipa::path(get, path = "/v1/reservations", tag = "reservations", security(("key" = ["viewer"])), params(ListReservations), responses(
     (status = 200, body = Page<ReservationBody>),
     (status = 400, body = Problem, content_type = "application/problem+json"),
 ))]
@@ -267,7 +267,7 @@ async fn list_reservations(
 }
 
 /// Get a reservation by its id or its number.
-#[utoipa::path(get, path = "/v1/reservations/{id}", tag = "reservations",
+#[utoipa::path(get, path = "/v1/reservations/{id}", tag = "reservations", security(("key" = ["viewer"])),
     params(("id" = String, Path, description = "The uuid or the RES- number")),
     responses(
         (status = 200, body = ReservationBody),

@@ -64,7 +64,7 @@ pub struct ListEntries {
 }
 
 /// List ledger entries, newest first.
-#[utoipa::path(get, path = "/v1/ledger/entries", tag = "ledger", params(ListEntries), responses(
+#[utoipa::path(get, path = "/v1/ledger/entries", tag = "ledger", security(("key" = ["viewer"])), params(ListEntries), responses(
     (status = 200, body = Page<EntryBody>),
     (status = 400, body = Problem, content_type = "application/problem+json"),
 ))]
@@ -118,7 +118,7 @@ pub struct ListBalances {
 }
 
 /// List balances by account and currency.
-#[utoipa::path(get, path = "/v1/ledger/balances", tag = "ledger", params(ListBalances), responses(
+#[utoipa::path(get, path = "/v1/ledger/balances", tag = "ledger", security(("key" = ["viewer"])), params(ListBalances), responses(
     (status = 200, body = Page<BalanceBody>),
     (status = 400, body = Problem, content_type = "application/problem+json"),
 ))]

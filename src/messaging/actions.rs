@@ -10,6 +10,8 @@ use crate::db::{Filter, Tx, fetch_page};
 /// Something an operator does.
 #[derive(Debug, Clone)]
 pub struct NewAction {
+    /// Whose operators did it; `None` if it was done for every group.
+    pub group_id: Option<String>,
     pub who: String,
     pub action: &'static str,
     /// What it is done to: the id of a letter, a redrive or a replay, or the name of a consumer.
@@ -23,8 +25,8 @@ pub async fn record(tx: &mut Tx, action: &NewAction) -> sqlx::Result<()> {
     let now = tx.now();
     crate::on!(tx, c => {
         sqlx::query(
-            "INSERT INTO messaging_actions (id, who, action, subject, why, details, request_id, created_at)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
+            "INSERT INTO messaging_actions (id, who, action, subject, why, details, request_id, created_at, group_id)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
         )
         .bind(mint_id())
         .bind(&action.who)
@@ -34,6 +36,7 @@ pub async fn record(tx: &mut Tx, action: &NewAction) -> sqlx::Result<()> {
         .bind(action.details.to_string())
         .bind(&action.request_id)
         .bind(now)
+        .bind(&action.group_id)
         .execute(c)
         .await
         .map(drop)
@@ -44,7 +47,7 @@ pub async fn record(tx: &mut Tx, action: &NewAction) -> sqlx::Result<()> {
 #[derive(Debug, Clone, serde::Serialize, utoipa::ToSchema)]
 pub struct Action {
     pub id: Uuid,
-    /// As the caller named itself in `X-Operator`.
+    /// The name of the key, and what its holder said of itself in `X-Operator`.
     #[schema(example = "alice")]
     pub who: String,
     #[schema(example = "dead-letter.discard")]
@@ -58,6 +61,8 @@ pub struct Action {
 
 #[derive(Debug, Default, Clone)]
 pub struct Query {
+    /// What was done for this group alone.
+    pub group_id: Option<String>,
     pub who: Option<String>,
     pub action: Option<String>,
     pub subject: Option<String>,
@@ -69,6 +74,7 @@ pub struct Query {
 pub async fn list(tx: &mut Tx, query: Query) -> sqlx::Result<Vec<Action>> {
     let select = "SELECT id, who, action, subject, why, details, request_id, created_at FROM messaging_actions";
     let filter = Filter::new(select)
+        .and_some("group_id = ?", query.group_id)
         .and_some("who = ?", query.who)
         .and_some("action = ?", query.action)
         .and_some("subject = ?", query.subject)

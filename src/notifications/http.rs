@@ -69,7 +69,7 @@ pub struct ListNotifications {
 }
 
 /// List notices, newest first.
-#[utoipa::path(get, path = "/v1/notifications", tag = "notifications", params(ListNotifications), responses(
+#[utoipa::path(get, path = "/v1/notifications", tag = "notifications", security(("key" = ["viewer"])), params(ListNotifications), responses(
     (status = 200, body = Page<NoticeBody>),
     (status = 400, body = Problem, content_type = "application/problem+json"),
 ))]

@@ -28,6 +28,7 @@ pub(super) fn acted(
     details: serde_json::Value,
 ) -> NewAction {
     NewAction {
+        group_id: caller.messages_of(),
         who: caller.operator.clone(),
         action,
         subject: subject.to_string(),
@@ -82,16 +83,18 @@ pub struct ListActions {
 }
 
 /// List what operators did, newest first.
-#[utoipa::path(get, path = "/v1/actions", tag = "operations", params(ListActions), responses(
+#[utoipa::path(get, path = "/v1/actions", tag = "operations", security(("key" = ["viewer"])), params(ListActions), responses(
     (status = 200, body = Page<Action>),
     (status = 400, body = Problem, content_type = "application/problem+json"),
 ))]
 async fn list_actions(
     State(operations): State<Operations>,
+    caller: Caller,
     Params(params): Params<ListActions>,
 ) -> Result<Page<Action>, Problem> {
     let limit = limit(params.limit)?;
     let query = actions::Query {
+        group_id: caller.messages_of(),
         who: params.who,
         action: params.action,
         subject: params.subject,

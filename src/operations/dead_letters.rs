@@ -69,20 +69,20 @@ fn check_state(state: Option<&str>) -> Result<(), Problem> {
 }
 
 /// List dead letters, newest first, without their bodies.
-#[utoipa::path(get, path = "/v1/dead-letters", tag = "operations", params(ListDeadLetters), responses(
+#[utoipa::path(get, path = "/v1/dead-letters", tag = "operations", security(("key" = ["viewer"])), params(ListDeadLetters), responses(
     (status = 200, body = Page<LetterRow>),
     (status = 400, body = Problem, content_type = "application/problem+json"),
 ))]
 async fn list_dead_letters(
     State(operations): State<Operations>,
+    caller: Caller,
     Params(params): Params<ListDeadLetters>,
 ) -> Result<Page<LetterRow>, Problem> {
     let limit = limit(params.limit)?;
     check_state(params.state.as_deref())?;
     let query = dead_letters::Query {
         ids: Vec::new(),
-        // Letters whose tenant cannot be read are shown too: the caller without keys holds every role.
-        group_id: None,
+        group_id: caller.messages_of(),
         queue: params.queue.map(|name| operations.full_name(name)),
         consumer: params.consumer,
         reason: params.reason,
@@ -117,16 +117,18 @@ pub struct ListGroups {
 }
 
 /// Count dead letters by consumer, reason and event type, the largest groups first.
-#[utoipa::path(get, path = "/v1/dead-letters/groups", tag = "operations", params(ListGroups), responses(
+#[utoipa::path(get, path = "/v1/dead-letters/groups", tag = "operations", security(("key" = ["viewer"])), params(ListGroups), responses(
     (status = 200, body = Page<Group>),
     (status = 400, body = Problem, content_type = "application/problem+json"),
 ))]
 async fn list_dead_letter_groups(
     State(operations): State<Operations>,
+    caller: Caller,
     Params(params): Params<ListGroups>,
 ) -> Result<Page<Group>, Problem> {
     check_state(params.state.as_deref())?;
     let query = dead_letters::Query {
+        group_id: caller.messages_of(),
         queue: params.queue.map(|name| operations.full_name(name)),
         consumer: params.consumer,
         reason: params.reason,
@@ -166,7 +168,7 @@ impl DeadLetter {
 }
 
 /// Get a dead letter with its body and headers.
-#[utoipa::path(get, path = "/v1/dead-letters/{id}", tag = "operations",
+#[utoipa::path(get, path = "/v1/dead-letters/{id}", tag = "operations", security(("key" = ["viewer"])),
     params(("id" = String, Path)),
     responses(
         (status = 200, body = DeadLetter),
@@ -174,10 +176,11 @@ impl DeadLetter {
     ))]
 async fn get_dead_letter(
     State(operations): State<Operations>,
+    caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Json<DeadLetter>, Problem> {
     let mut tx = operations.kernel.db.read().await?;
-    let letter = load(&mut tx, &id).await?;
+    let letter = load(&mut tx, &caller, &id).await?;
     let subject = Some(letter.row.id.to_string());
     let done = actions::Query { subject, limit: LIMIT_MAX, ..actions::Query::default() };
     Ok(Json(DeadLetter::new(letter, actions::list(&mut tx, done).await?)))
@@ -195,7 +198,7 @@ pub struct RedriveAnswer {
 /// Send a dead letter's bytes back to its queue.
 ///
 /// A `too-old` letter is sent too, and then run: look first whether its effect is there.
-#[utoipa::path(post, path = "/v1/dead-letters/{id}/redrive", tag = "operations",
+#[utoipa::path(post, path = "/v1/dead-letters/{id}/redrive", tag = "operations", security(("key" = ["operator"])),
     params(("id" = String, Path)), request_body = Option<Why>,
     responses(
         (status = 200, body = RedriveAnswer),
@@ -210,11 +213,11 @@ async fn redrive_dead_letter(
 ) -> Result<Json<RedriveAnswer>, Problem> {
     let why = Why::of(body)?;
     let mut tx = operations.kernel.db.begin().await?;
-    let letter = load(&mut tx, &id).await?;
+    let letter = load(&mut tx, &caller, &id).await?;
     let already_applied = match dead_letters::redrive(&mut tx, &letter).await? {
         Redriven::Sent => false,
         Redriven::AlreadyApplied => true,
-        Redriven::NotOpen => return Err(not_in_state(&mut tx, letter.row.id).await?),
+        Redriven::NotOpen => return Err(not_in_state(&mut tx, &caller, letter.row.id).await?),
     };
     let details = json!({ "already_applied": already_applied });
     actions::record(&mut tx, &acted(&caller, "dead-letter.redrive", letter.row.id, why, details)).await?;
@@ -231,7 +234,7 @@ pub struct Discard {
 }
 
 /// Put a dead letter aside. It can be restored until retention removes it.
-#[utoipa::path(post, path = "/v1/dead-letters/{id}/discard", tag = "operations",
+#[utoipa::path(post, path = "/v1/dead-letters/{id}/discard", tag = "operations", security(("key" = ["operator"])),
     params(("id" = String, Path)), request_body = Discard,
     responses(
         (status = 200, body = LetterRow),
@@ -247,20 +250,20 @@ async fn discard_dead_letter(
 ) -> Result<Json<LetterRow>, Problem> {
     let why = Why { reason: Some(body.value.reason) }.checked()?;
     let mut tx = operations.kernel.db.begin().await?;
-    let id = load(&mut tx, &id).await?.row.id;
+    let id = load(&mut tx, &caller, &id).await?.row.id;
     match dead_letters::discard(&mut tx, id).await {
         Ok(()) => {}
         Err(NotResolved::Database(error)) => return Err(error.into()),
-        Err(_) => return Err(not_in_state(&mut tx, id).await?),
+        Err(_) => return Err(not_in_state(&mut tx, &caller, id).await?),
     }
     actions::record(&mut tx, &acted(&caller, "dead-letter.discard", id, why, json!({}))).await?;
-    let row = load(&mut tx, &id.to_string()).await?.row;
+    let row = load(&mut tx, &caller, &id.to_string()).await?.row;
     tx.commit().await?;
     Ok(Json(row))
 }
 
 /// Open a discarded dead letter again.
-#[utoipa::path(post, path = "/v1/dead-letters/{id}/restore", tag = "operations",
+#[utoipa::path(post, path = "/v1/dead-letters/{id}/restore", tag = "operations", security(("key" = ["operator"])),
     params(("id" = String, Path)), request_body = Option<Why>,
     responses(
         (status = 200, body = LetterRow),
@@ -275,22 +278,22 @@ async fn restore_dead_letter(
 ) -> Result<Json<LetterRow>, Problem> {
     let why = Why::of(body)?;
     let mut tx = operations.kernel.db.begin().await?;
-    let id = load(&mut tx, &id).await?.row.id;
+    let id = load(&mut tx, &caller, &id).await?.row.id;
     match dead_letters::restore(&mut tx, id).await {
         Ok(()) => {}
         Err(NotResolved::Database(error)) => return Err(error.into()),
-        Err(NotResolved::OtherState) => return Err(not_in_state(&mut tx, id).await?),
+        Err(NotResolved::OtherState) => return Err(not_in_state(&mut tx, &caller, id).await?),
         Err(error @ NotResolved::OpenAnew) => return Err(Problem::new(409, "open-anew", error.to_string())),
     }
     actions::record(&mut tx, &acted(&caller, "dead-letter.restore", id, why, json!({}))).await?;
-    let row = load(&mut tx, &id.to_string()).await?.row;
+    let row = load(&mut tx, &caller, &id.to_string()).await?.row;
     tx.commit().await?;
     Ok(Json(row))
 }
 
 /// Somebody was first, or it was never in the state that this takes.
-async fn not_in_state(tx: &mut Tx, id: Uuid) -> Result<Problem, Problem> {
-    let state = load(tx, &id.to_string()).await?.row.state;
+async fn not_in_state(tx: &mut Tx, caller: &Caller, id: Uuid) -> Result<Problem, Problem> {
+    let state = load(tx, caller, &id.to_string()).await?.row.state;
     let code = match state.as_str() {
         "redriven" => "already-redriven",
         "discarded" => "already-discarded",
@@ -299,8 +302,9 @@ async fn not_in_state(tx: &mut Tx, id: Uuid) -> Result<Problem, Problem> {
     Ok(Problem::new(409, code, format!("the letter is {state} already")))
 }
 
-async fn load(tx: &mut Tx, id: &str) -> Result<Letter, Problem> {
+/// A letter that the caller may see: its own tenant's, or any if it is of none.
+async fn load(tx: &mut Tx, caller: &Caller, id: &str) -> Result<Letter, Problem> {
     let missing = || Problem::not_found(format!("there is no dead letter {id}"));
     let id = Uuid::try_parse(id).map_err(|_| missing())?;
-    dead_letters::find(tx, None, id).await?.ok_or_else(missing)
+    dead_letters::find(tx, caller.messages_of(), id).await?.ok_or_else(missing)
 }

@@ -36,7 +36,7 @@ pub struct ListInbox {
 const STATES: [&str; 5] = ["processing", "processed", "waiting", "retrying", "dead"];
 
 /// List inbox rows by consumer, the newest events of each first.
-#[utoipa::path(get, path = "/v1/inbox", tag = "operations", params(ListInbox), responses(
+#[utoipa::path(get, path = "/v1/inbox", tag = "operations", security(("key" = ["viewer"])), params(ListInbox), responses(
     (status = 200, body = Page<InboxRow>),
     (status = 400, body = Problem, content_type = "application/problem+json"),
 ))]
@@ -50,7 +50,7 @@ async fn list_inbox(
         return Err(bad_filter(format!("state must be one of {}", STATES.join(", "))));
     }
     let query = inbox::Query {
-        group_id: Some(caller.group_id),
+        group_id: caller.messages_of(),
         consumer: params.consumer,
         state: params.state,
         event_id: params.event_id,
@@ -68,7 +68,7 @@ fn read_key(key: &str) -> Result<(String, Uuid), Problem> {
 }
 
 /// Get what a consumer knows of an event.
-#[utoipa::path(get, path = "/v1/inbox/{consumer}/{event_id}", tag = "operations",
+#[utoipa::path(get, path = "/v1/inbox/{consumer}/{event_id}", tag = "operations", security(("key" = ["viewer"])),
     params(("consumer" = String, Path, example = "inventory"), ("event_id" = String, Path)),
     responses(
         (status = 200, body = InboxRow),
@@ -81,7 +81,7 @@ async fn get_inbox_row(
 ) -> Result<Json<InboxRow>, Problem> {
     let missing = || Problem::not_found(format!("{consumer} has seen no event {event_id}"));
     let query = inbox::Query {
-        group_id: Some(caller.group_id),
+        group_id: caller.messages_of(),
         consumer: Some(consumer.clone()),
         event_id: Some(Uuid::try_parse(&event_id).map_err(|_| missing())?),
         limit: 1,

@@ -95,12 +95,13 @@ pub(super) fn check_rate(rate: Option<i64>, default: i64) -> Result<i64, Problem
 }
 
 impl Operations {
-    pub(super) async fn list_jobs(&self, kind: Kind, params: ListJobs) -> Result<Page<Job>, Problem> {
+    pub(super) async fn list_jobs(&self, caller: &Caller, kind: Kind, params: ListJobs) -> Result<Page<Job>, Problem> {
         let limit = limit(params.limit)?;
         if params.state.as_deref().is_some_and(|state| !STATES.contains(&state)) {
             return Err(bad_filter(format!("state must be one of {}", STATES.join(", "))));
         }
         let query = jobs::Query {
+            group_id: caller.messages_of(),
             id: None,
             kind: Some(kind.as_str()),
             state: params.state,
@@ -111,10 +112,10 @@ impl Operations {
         Ok(Page::new(rows, limit, |row| row.id.to_string()))
     }
 
-    pub(super) async fn get_job(&self, kind: Kind, id: &str) -> Result<Job, Problem> {
+    pub(super) async fn get_job(&self, caller: &Caller, kind: Kind, id: &str) -> Result<Job, Problem> {
         let missing = || Problem::not_found(format!("there is no {} {id}", kind.as_str()));
         let uuid = Uuid::try_parse(id).map_err(|_| missing())?;
-        let job = jobs::find(&mut self.kernel.db.read().await?, kind, uuid).await?;
+        let job = jobs::find(&mut self.kernel.db.read().await?, kind, caller.messages_of(), uuid).await?;
         job.map(Job::from).ok_or_else(missing)
     }
 
@@ -125,11 +126,11 @@ impl Operations {
         id: &str,
         why: Option<String>,
     ) -> Result<Job, Problem> {
-        let job = self.get_job(kind, id).await?;
+        let job = self.get_job(caller, kind, id).await?;
         let mut tx = self.kernel.db.begin().await?;
         if !jobs::stop(&mut tx, job.id).await? {
             drop(tx);
-            let state = self.get_job(kind, id).await?.state;
+            let state = self.get_job(caller, kind, id).await?.state;
             return Err(Problem::new(409, "not-running", format!("the {} is {state} already", kind.as_str())));
         }
         let action = match kind {
@@ -138,6 +139,6 @@ impl Operations {
         };
         actions::record(&mut tx, &acted(caller, action, job.id, why, json!({}))).await?;
         tx.commit().await?;
-        self.get_job(kind, id).await
+        self.get_job(caller, kind, id).await
     }
 }

@@ -46,7 +46,7 @@ pub struct Lab {
 }
 
 /// Look at the fault lab: what can be armed, and what is.
-#[utoipa::path(get, path = "/v1/lab", tag = "operations", responses((status = 200, body = Lab)))]
+#[utoipa::path(get, path = "/v1/lab", tag = "operations", security(("key" = ["operator", "platform"])), responses((status = 200, body = Lab)))]
 async fn get_lab(State(operations): State<Operations>) -> Json<Lab> {
     let points = POINTS.iter().map(|(point, meaning)| CrashPoint { point: (*point).to_owned(), meaning });
     Json(Lab { crash_points: points.collect(), armed: operations.kernel.faults.armed() })
@@ -76,7 +76,7 @@ pub struct Published {
 }
 
 /// Put raw bytes into a queue, past the outbox, as a foreign program could.
-#[utoipa::path(post, path = "/v1/lab/publish", tag = "operations", request_body = Publish, responses(
+#[utoipa::path(post, path = "/v1/lab/publish", tag = "operations", security(("key" = ["operator", "platform"])), request_body = Publish, responses(
     (status = 202, body = Published),
     (status = 404, description = "No such queue", body = Problem, content_type = "application/problem+json"),
     (status = 422, body = Problem, content_type = "application/problem+json"),
@@ -145,7 +145,7 @@ pub struct CrashPoint {
 }
 
 /// Arm a crash point: the process dies the next time it gets there.
-#[utoipa::path(post, path = "/v1/lab/crash", tag = "operations", request_body = Crash, responses(
+#[utoipa::path(post, path = "/v1/lab/crash", tag = "operations", security(("key" = ["operator", "platform"])), request_body = Crash, responses(
     (status = 202, body = CrashPoint),
     (status = 422, body = Problem, content_type = "application/problem+json"),
 ))]
@@ -179,7 +179,7 @@ pub struct Failing {
 }
 
 /// Let the next events of a consumer fail: each is retried, and dead once its attempts are used up.
-#[utoipa::path(post, path = "/v1/lab/fail", tag = "operations", request_body = Fail, responses(
+#[utoipa::path(post, path = "/v1/lab/fail", tag = "operations", security(("key" = ["operator", "platform"])), request_body = Fail, responses(
     (status = 202, body = Failing),
     (status = 404, description = "No such consumer", body = Problem, content_type = "application/problem+json"),
     (status = 422, body = Problem, content_type = "application/problem+json"),
@@ -211,7 +211,7 @@ pub struct Duplicating {
 }
 
 /// Let the next deliveries to a consumer come again, as a broker may: the inbox dismisses and counts each copy.
-#[utoipa::path(post, path = "/v1/lab/duplicate", tag = "operations", request_body = Duplicate, responses(
+#[utoipa::path(post, path = "/v1/lab/duplicate", tag = "operations", security(("key" = ["operator", "platform"])), request_body = Duplicate, responses(
     (status = 202, body = Duplicating),
     (status = 404, description = "No such consumer", body = Problem, content_type = "application/problem+json"),
     (status = 422, body = Problem, content_type = "application/problem+json"),
@@ -248,7 +248,7 @@ pub struct Slowed {
 }
 
 /// Let a consumer take its time over each event, one after the other.
-#[utoipa::path(post, path = "/v1/lab/slow", tag = "operations", request_body = Slow, responses(
+#[utoipa::path(post, path = "/v1/lab/slow", tag = "operations", security(("key" = ["operator", "platform"])), request_body = Slow, responses(
     (status = 202, body = Slowed),
     (status = 404, description = "No such consumer", body = Problem, content_type = "application/problem+json"),
     (status = 422, body = Problem, content_type = "application/problem+json"),
@@ -264,7 +264,7 @@ async fn slow(State(operations): State<Operations>, body: Body<Slow>) -> Result<
 }
 
 /// Take back every fault that is armed; answers with those.
-#[utoipa::path(post, path = "/v1/lab/reset", tag = "operations", responses((status = 200, body = faults::Armed)))]
+#[utoipa::path(post, path = "/v1/lab/reset", tag = "operations", security(("key" = ["operator", "platform"])), responses((status = 200, body = faults::Armed)))]
 async fn reset(State(operations): State<Operations>) -> Json<faults::Armed> {
     let armed = operations.kernel.faults.armed();
     operations.kernel.faults.disarm();

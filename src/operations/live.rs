@@ -22,11 +22,17 @@ struct Server {
 }
 
 pub fn sections(operations: &Operations, probes: &Probes, demo: bool) -> Vec<Section> {
-    let (probes, faults) = (probes.clone(), operations.kernel.faults.clone());
+    let (health, faults) = (probes.clone(), operations.kernel.faults.clone());
     let server = Section::shared("server", move || {
-        let (probes, faults) = (probes.clone(), faults.clone());
-        async move { Ok(Server { health: probes.steady().await, demo, faults: faults.armed() }) }
+        let (probes, faults) = (health.clone(), faults.clone());
+        async move { Ok(Server { health: probes.steady(true).await, demo, faults: faults.armed() }) }
     });
+    let health = probes.clone();
+    let for_tenants = Section::shared("server", move || {
+        let probes = health.clone();
+        async move { Ok(Server { health: probes.steady(false).await, demo, faults: faults::Armed::default() }) }
+    })
+    .for_tenants();
     let ours = operations.clone();
     let queues = Section::shared("queues", move || {
         let ours = ours.clone();
@@ -45,7 +51,7 @@ pub fn sections(operations: &Operations, probes: &Probes, demo: bool) -> Vec<Sec
         let audits = audits.clone();
         async move { Ok(audits.latest()) }
     });
-    vec![server, queues, inbox, audit]
+    vec![server, for_tenants, queues, inbox, audit]
 }
 
 /// What rings when something moves.

@@ -22,6 +22,8 @@ use utoipa_axum::routes;
 
 use super::Operations;
 use crate::clock::Timestamp;
+use crate::http::caller::Caller;
+use crate::http::guard::bearer;
 use crate::http::problem::Problem;
 use crate::messaging::transport::{Binding, Condition};
 use crate::messaging::{dead_letters, inbox, office, outbox, relay};
@@ -63,13 +65,18 @@ pub fn routes() -> OpenApiRouter<Scrape> {
 
 /// Metrics for Prometheus, as OpenMetrics text.
 ///
-/// With METRICS_TOKEN set it must be given, as `x-metrics-token` or as a Bearer token.
-#[utoipa::path(get, path = "/v1/metrics", tag = "health", responses(
+/// With METRICS_TOKEN set it must be given, as `x-metrics-token` or as a Bearer token. On a server with API keys a key
+/// for every group will do instead.
+#[utoipa::path(get, path = "/v1/metrics", tag = "health", security(()), responses(
     (status = 200, body = String, content_type = "application/openmetrics-text"),
     (status = 401, body = Problem, content_type = "application/problem+json"),
 ))]
-async fn metrics(State(scrape): State<Scrape>, headers: HeaderMap) -> Result<Response, Problem> {
-    scrape.admit(&headers)?;
+async fn metrics(
+    State(scrape): State<Scrape>,
+    caller: Option<Caller>,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    scrape.admit(&headers, caller.as_ref())?;
     let mut gauges = Gauges::default();
     scrape.read_process(&mut gauges);
     let read = tokio::time::timeout(READ_TIMEOUT, scrape.read_tables()).await;
@@ -100,11 +107,18 @@ struct Tables {
 }
 
 impl Scrape {
-    fn admit(&self, headers: &HeaderMap) -> Result<(), Problem> {
-        let Some(token) = &self.token else { return Ok(()) };
+    fn admit(&self, headers: &HeaderMap, caller: Option<&Caller>) -> Result<(), Problem> {
+        // They count every tenant's messages. Anybody on an open server is no such key: the token is for them.
+        let key = caller.filter(|caller| caller.identity.platform && caller.identity.key.is_some());
+        let Some(token) = &self.token else {
+            return match caller.filter(|caller| caller.identity.platform) {
+                Some(_) => Ok(()),
+                None => Err(Problem::new(401, "token-missing", "metrics need a key for every group, or METRICS_TOKEN")),
+            };
+        };
         let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
-        let bearer = text("authorization").and_then(|value| value.strip_prefix("Bearer "));
-        match text("x-metrics-token").or(bearer) {
+        match text("x-metrics-token").or_else(|| text("authorization").and_then(bearer)) {
+            _ if key.is_some() => Ok(()),
             None => {
                 let how = "metrics need the token of METRICS_TOKEN, as x-metrics-token or as a Bearer token";
                 Err(Problem::new(401, "token-missing", how))

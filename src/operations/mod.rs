@@ -1,11 +1,13 @@
 //! The operator's API: queues and consumers, inbox, outbox, dead letters, redrives and replays, timeline, audit, metrics,
-//! who did what, what the dashboard watches, and the fault lab.
+//! who did what, keys, what the dashboard watches, and the fault lab. What belongs to one tenant is shown to its own
+//! keys alone; what belongs to all, to keys for every group.
 
 pub mod actions;
 pub mod audit;
 pub mod dead_letters;
 pub mod inbox;
 mod jobs;
+pub mod keys;
 pub mod lab;
 pub mod live;
 pub mod metrics;
@@ -20,6 +22,7 @@ use std::sync::Arc;
 use audit::Audits;
 use utoipa_axum::router::OpenApiRouter;
 
+use crate::access::Keys;
 use crate::messaging::Kernel;
 use crate::messaging::transport::Topology;
 
@@ -28,6 +31,7 @@ pub struct Operations {
     pub kernel: Kernel,
     pub topology: Arc<Topology>,
     pub audits: Audits,
+    pub keys: Keys,
 }
 
 pub fn routes() -> OpenApiRouter<Operations> {
@@ -41,4 +45,5 @@ pub fn routes() -> OpenApiRouter<Operations> {
         .merge(actions::routes())
         .merge(timeline::routes())
         .merge(audit::routes())
+        .merge(keys::routes())
 }

@@ -41,7 +41,7 @@ pub struct ListOutbox {
 const STATUSES: [&str; 4] = ["pending", "published", "failed", "dead"];
 
 /// List outbox rows, newest first.
-#[utoipa::path(get, path = "/v1/outbox", tag = "operations", params(ListOutbox), responses(
+#[utoipa::path(get, path = "/v1/outbox", tag = "operations", security(("key" = ["viewer"])), params(ListOutbox), responses(
     (status = 200, body = Page<OutboxRow>),
     (status = 400, body = Problem, content_type = "application/problem+json"),
 ))]
@@ -55,7 +55,7 @@ async fn list_outbox(
         return Err(bad_filter(format!("status must be one of {}", STATUSES.join(", "))));
     }
     let query = outbox::Query {
-        group_id: Some(caller.group_id),
+        group_id: caller.messages_of(),
         status: params.status,
         aggregate_type: params.aggregate_type,
         aggregate_id: params.aggregate_id,
@@ -67,7 +67,7 @@ async fn list_outbox(
 }
 
 /// Get an outbox row.
-#[utoipa::path(get, path = "/v1/outbox/{id}", tag = "operations",
+#[utoipa::path(get, path = "/v1/outbox/{id}", tag = "operations", security(("key" = ["viewer"])),
     params(("id" = String, Path)),
     responses(
         (status = 200, body = OutboxRow),
@@ -80,12 +80,12 @@ async fn get_outbox_row(
 ) -> Result<Json<OutboxRow>, Problem> {
     let missing = || Problem::not_found(format!("there is no outbox row {id}"));
     let id = Uuid::try_parse(&id).map_err(|_| missing())?;
-    let row = outbox::find(&mut operations.kernel.db.read().await?, Some(caller.group_id), id).await?;
+    let row = outbox::find(&mut operations.kernel.db.read().await?, caller.messages_of(), id).await?;
     row.map(Json).ok_or_else(missing)
 }
 
 /// Publish a row again that was given up on, with its attempts forgotten.
-#[utoipa::path(post, path = "/v1/outbox/{id}/retry", tag = "operations",
+#[utoipa::path(post, path = "/v1/outbox/{id}/retry", tag = "operations", security(("key" = ["operator"])),
     params(("id" = String, Path)), request_body = Option<Why>,
     responses(
         (status = 200, body = OutboxRow),
@@ -102,8 +102,8 @@ async fn retry_outbox_row(
     let missing = || Problem::not_found(format!("there is no outbox row {id}"));
     let id = Uuid::try_parse(&id).map_err(|_| missing())?;
     let mut tx = operations.kernel.db.begin().await?;
-    let revived = outbox::revive(&mut tx, &caller.group_id, &Dead { id: Some(id), ..Dead::default() }).await?;
-    let row = outbox::find(&mut tx, Some(caller.group_id.clone()), id).await?.ok_or_else(missing)?;
+    let revived = outbox::revive(&mut tx, caller.messages_of(), &Dead { id: Some(id), ..Dead::default() }).await?;
+    let row = outbox::find(&mut tx, caller.messages_of(), id).await?.ok_or_else(missing)?;
     if revived == 0 {
         return Err(Problem::new(409, "not-dead", format!("the row is {}; only a dead one is tried anew", row.status)));
     }
@@ -128,7 +128,7 @@ pub struct Retried {
 }
 
 /// Publish every row again that was given up on and that the filter finds; all of them without one.
-#[utoipa::path(post, path = "/v1/outbox/retry", tag = "operations", request_body = Option<RetryOutbox>, responses(
+#[utoipa::path(post, path = "/v1/outbox/retry", tag = "operations", security(("key" = ["operator"])), request_body = Option<RetryOutbox>, responses(
     (status = 200, body = Retried),
     (status = 422, body = Problem, content_type = "application/problem+json"),
 ))]
@@ -142,7 +142,7 @@ async fn retry_outbox(
     let details = json!({ "aggregate_type": &asked.aggregate_type, "aggregate_id": &asked.aggregate_id });
     let dead = Dead { id: None, aggregate_type: asked.aggregate_type, aggregate_id: asked.aggregate_id };
     let mut tx = operations.kernel.db.begin().await?;
-    let retried = outbox::revive(&mut tx, &caller.group_id, &dead).await?;
+    let retried = outbox::revive(&mut tx, caller.messages_of(), &dead).await?;
     if retried > 0 {
         actions::record(&mut tx, &acted(&caller, "outbox.retry", "dead rows", why, details)).await?;
         tx.commit().await?;

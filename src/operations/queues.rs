@@ -51,14 +51,14 @@ pub struct Queue {
 }
 
 /// List queues with their depths.
-#[utoipa::path(get, path = "/v1/queues", tag = "operations", responses((status = 200, body = Page<Queue>)))]
+#[utoipa::path(get, path = "/v1/queues", tag = "operations", security(("key" = ["viewer", "platform"])), responses((status = 200, body = Page<Queue>)))]
 async fn list_queues(State(operations): State<Operations>) -> Result<Json<Page<Queue>>, Problem> {
     let bindings: Vec<&Binding> = operations.topology.queues.iter().collect();
     Ok(Json(Page { data: operations.look_at(&bindings).await?, next_cursor: None }))
 }
 
 /// Get a queue by its full or its short name.
-#[utoipa::path(get, path = "/v1/queues/{name}", tag = "operations",
+#[utoipa::path(get, path = "/v1/queues/{name}", tag = "operations", security(("key" = ["viewer", "platform"])),
     params(("name" = String, Path, example = "inventory")),
     responses(
         (status = 200, body = Queue),
@@ -81,7 +81,7 @@ pub struct ConsumerState {
 ///
 /// Answers once this instance is at rest; others follow within two seconds. Names: the modules, `dead-letters`
 /// and `relay`.
-#[utoipa::path(post, path = "/v1/consumers/{name}/pause", tag = "operations",
+#[utoipa::path(post, path = "/v1/consumers/{name}/pause", tag = "operations", security(("key" = ["operator", "platform"])),
     params(("name" = String, Path, example = "inventory")),
     responses(
         (status = 200, body = ConsumerState),
@@ -96,7 +96,7 @@ async fn pause_consumer(
 }
 
 /// Resume a consumer, on all instances.
-#[utoipa::path(post, path = "/v1/consumers/{name}/resume", tag = "operations",
+#[utoipa::path(post, path = "/v1/consumers/{name}/resume", tag = "operations", security(("key" = ["operator", "platform"])),
     params(("name" = String, Path, example = "inventory")),
     responses(
         (status = 200, body = ConsumerState),

@@ -68,7 +68,7 @@ pub struct RedrivePreview {
 ///
 /// The set is frozen now: what is filed later is not in it. Answers with the redrive, which goes on by itself and
 /// survives restarts; or, with `dry_run`, with what it would do.
-#[utoipa::path(post, path = "/v1/redrives", tag = "operations", request_body = StartRedrive, responses(
+#[utoipa::path(post, path = "/v1/redrives", tag = "operations", security(("key" = ["operator"])), request_body = StartRedrive, responses(
     (status = 200, description = "With dry_run: what would be done", body = RedrivePreview),
     (status = 201, description = "It is under way", body = Job),
     (status = 422, body = Problem, content_type = "application/problem+json"),
@@ -80,6 +80,7 @@ async fn start_redrive(
 ) -> Result<Response, Problem> {
     let asked = body.value;
     let order = jobs::Order {
+        group_id: caller.messages_of(),
         who: caller.operator.clone(),
         why: checked_text("/why", asked.why)?,
         rate: check_rate(asked.rate, RATE_DEFAULT)?,
@@ -89,6 +90,7 @@ async fn start_redrive(
         return Err(Problem::validation(vec![FieldError { pointer: "/ids".to_owned(), detail }]));
     }
     let letters = Letters {
+        group_id: caller.messages_of(),
         ids: asked.ids,
         queue: asked.queue.map(|name| operations.full_name(name)),
         consumer: asked.consumer,
@@ -106,7 +108,7 @@ async fn start_redrive(
     let details = json!({ "filter": letters, "rate": order.rate });
     actions::record(&mut tx, &acted(&caller, "redrive.start", id, order.why, details)).await?;
     tx.commit().await?;
-    let job = operations.get_job(Kind::Redrive, &id.to_string()).await?;
+    let job = operations.get_job(&caller, Kind::Redrive, &id.to_string()).await?;
     Ok((StatusCode::CREATED, location("/v1/redrives", id), Json(job)).into_response())
 }
 
@@ -116,28 +118,33 @@ pub(super) fn location(path: &str, id: Uuid) -> HeaderMap {
 }
 
 /// List redrives, newest first.
-#[utoipa::path(get, path = "/v1/redrives", tag = "operations", params(ListJobs), responses(
+#[utoipa::path(get, path = "/v1/redrives", tag = "operations", security(("key" = ["viewer"])), params(ListJobs), responses(
     (status = 200, body = Page<Job>),
     (status = 400, body = Problem, content_type = "application/problem+json"),
 ))]
 async fn list_redrives(
     State(operations): State<Operations>,
+    caller: Caller,
     Params(params): Params<ListJobs>,
 ) -> Result<Page<Job>, Problem> {
-    operations.list_jobs(Kind::Redrive, params).await
+    operations.list_jobs(&caller, Kind::Redrive, params).await
 }
 
 /// Get a redrive and how far it has come.
-#[utoipa::path(get, path = "/v1/redrives/{id}", tag = "operations", params(("id" = String, Path)), responses(
+#[utoipa::path(get, path = "/v1/redrives/{id}", tag = "operations", security(("key" = ["viewer"])), params(("id" = String, Path)), responses(
     (status = 200, body = Job),
     (status = 404, body = Problem, content_type = "application/problem+json"),
 ))]
-async fn get_redrive(State(operations): State<Operations>, Path(id): Path<String>) -> Result<Json<Job>, Problem> {
-    operations.get_job(Kind::Redrive, &id).await.map(Json)
+async fn get_redrive(
+    State(operations): State<Operations>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<Json<Job>, Problem> {
+    operations.get_job(&caller, Kind::Redrive, &id).await.map(Json)
 }
 
 /// Stop a redrive. What it has not sent yet stays open.
-#[utoipa::path(post, path = "/v1/redrives/{id}/stop", tag = "operations",
+#[utoipa::path(post, path = "/v1/redrives/{id}/stop", tag = "operations", security(("key" = ["operator"])),
     params(("id" = String, Path)), request_body = Option<Why>,
     responses(
         (status = 200, body = Job),

@@ -65,7 +65,7 @@ pub struct ReplayPreview {
 ///
 /// They keep their ids and their bytes, so each consumer does only what it has not done. Answers with the replay, which
 /// goes on by itself and survives restarts; or, with `dry_run`, with what it would send.
-#[utoipa::path(post, path = "/v1/replays", tag = "operations", request_body = StartReplay, responses(
+#[utoipa::path(post, path = "/v1/replays", tag = "operations", security(("key" = ["operator", "platform"])), request_body = StartReplay, responses(
     (status = 200, description = "With dry_run: what would be sent", body = ReplayPreview),
     (status = 201, description = "It is under way", body = Job),
     (status = 422, body = Problem, content_type = "application/problem+json"),
@@ -77,6 +77,7 @@ async fn start_replay(
 ) -> Result<Response, Problem> {
     let asked = body.value;
     let order = jobs::Order {
+        group_id: None,
         who: caller.operator.clone(),
         why: checked_text("/why", asked.why)?,
         rate: check_rate(asked.rate, RATE_DEFAULT)?,
@@ -104,33 +105,38 @@ async fn start_replay(
     let details = json!({ "filter": events, "rate": order.rate });
     actions::record(&mut tx, &acted(&caller, "replay.start", id, order.why, details)).await?;
     tx.commit().await?;
-    let job = operations.get_job(Kind::Replay, &id.to_string()).await?;
+    let job = operations.get_job(&caller, Kind::Replay, &id.to_string()).await?;
     Ok((StatusCode::CREATED, location("/v1/replays", id), Json(job)).into_response())
 }
 
 /// List replays, newest first.
-#[utoipa::path(get, path = "/v1/replays", tag = "operations", params(ListJobs), responses(
+#[utoipa::path(get, path = "/v1/replays", tag = "operations", security(("key" = ["viewer", "platform"])), params(ListJobs), responses(
     (status = 200, body = Page<Job>),
     (status = 400, body = Problem, content_type = "application/problem+json"),
 ))]
 async fn list_replays(
     State(operations): State<Operations>,
+    caller: Caller,
     Params(params): Params<ListJobs>,
 ) -> Result<Page<Job>, Problem> {
-    operations.list_jobs(Kind::Replay, params).await
+    operations.list_jobs(&caller, Kind::Replay, params).await
 }
 
 /// Get a replay and how far it has come.
-#[utoipa::path(get, path = "/v1/replays/{id}", tag = "operations", params(("id" = String, Path)), responses(
+#[utoipa::path(get, path = "/v1/replays/{id}", tag = "operations", security(("key" = ["viewer", "platform"])), params(("id" = String, Path)), responses(
     (status = 200, body = Job),
     (status = 404, body = Problem, content_type = "application/problem+json"),
 ))]
-async fn get_replay(State(operations): State<Operations>, Path(id): Path<String>) -> Result<Json<Job>, Problem> {
-    operations.get_job(Kind::Replay, &id).await.map(Json)
+async fn get_replay(
+    State(operations): State<Operations>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<Json<Job>, Problem> {
+    operations.get_job(&caller, Kind::Replay, &id).await.map(Json)
 }
 
 /// Stop a replay.
-#[utoipa::path(post, path = "/v1/replays/{id}/stop", tag = "operations",
+#[utoipa::path(post, path = "/v1/replays/{id}/stop", tag = "operations", security(("key" = ["operator", "platform"])),
     params(("id" = String, Path)), request_body = Option<Why>,
     responses(
         (status = 200, body = Job),

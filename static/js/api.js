@@ -34,9 +34,15 @@ async function call(method, path, { body, headers, signal, read = "json" } = {})
     throw new Problem(0, { detail: "the server cannot be reached", code: "unreachable" });
   }
   const isJson = (response.headers.get("Content-Type") ?? "").includes("json");
+  if (response.status === 401) logIn();
   if (!response.ok) throw new Problem(response.status, isJson ? await response.json() : null);
   if (read === "text") return response.text();
   return isJson ? response.json() : null;
+}
+
+/** The server wants to know who asks: off to the login, and back here afterwards. */
+export function logIn() {
+  if (location.pathname !== "/login") location.assign(`/login?next=${encodeURIComponent(location.pathname + location.search)}`);
 }
 
 export const get = (path, signal) => call("GET", path, { signal });
@@ -44,6 +50,7 @@ export const get = (path, signal) => call("GET", path, { signal });
 export const text = (path, signal) => call("GET", path, { signal, read: "text" });
 export const post = (path, body, headers) => call("POST", path, { body, headers });
 export const put = (path, body) => call("PUT", path, { body });
+export const remove = (path) => call("DELETE", path);
 
 /** A path with its parts percent-encoded: path`/v1/stock/${sku}`. */
 export function path(parts, ...values) {

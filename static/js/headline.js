@@ -9,6 +9,8 @@ const OLD_MS = 10_000;
 
 export function headline({ server, queues, audit, orders }, state) {
   if (state === "away") return { tone: "bad", words: "The server cannot be reached.", advice: "What you see is the last it said. The page connects again by itself as soon as it can." };
+  // A tenant's key sees no queues: they are everybody's.
+  if (server && !queues) return server.status === "ok" ? { tone: "ok", words: "The server is well.", advice: null } : { tone: "warn", words: `The server is ${server.status}.`, advice: null };
   if (!server || !queues) return { tone: "idle", words: "Looking…", advice: null };
   if (server.database.status === "down") return { tone: "bad", words: "The database cannot be reached.", advice: "Orders are refused until it is back; consumers wait and lose nothing." };
   if (server.broker.status === "blocked") return { tone: "bad", words: "The broker takes no messages just now.", advice: `Orders are still taken and kept in the outbox. ${server.broker.error ?? ""}` };

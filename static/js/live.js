@@ -3,6 +3,8 @@
 // The server sends the whole picture first and what changed from then on, so a stream that broke is simply opened
 // again. Where streams do not get through, the picture is asked for every few seconds instead.
 
+import { logIn } from "./api.js";
+
 const POLL_MS = 5000;
 /** A stream that has not said anything by then is taken for one that does not get through. */
 const PATIENCE_MS = 8000;
@@ -85,6 +87,7 @@ async function poll() {
   stop();
   try {
     const response = await fetch("/v1/events?once=true");
+    if (response.status === 401) logIn();
     const text = response.ok ? await response.text() : "";
     const data = text.split("\n").find((line) => line.startsWith("data:"));
     if (!data) throw new Error("no picture");

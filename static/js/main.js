@@ -6,6 +6,7 @@ import * as live from "./live.js";
 import * as router from "./router.js";
 import { button } from "./parts.js";
 import { jump } from "./search.js";
+import * as session from "./session.js";
 import * as theme from "./theme.js";
 import actions from "./pages/actions.js";
 import audit from "./pages/audit.js";
@@ -101,6 +102,7 @@ function drawSide() {
     }))));
   put(document.getElementById("side"), groups,
     h("div", { class: "group foot" }, h("ul", {}, h("li", {}, h("a", { href: "/docs/" }, "API docs")))));
+  session.draw(document.getElementById("side"));
   addEventListener("stockade:page", (event) => {
     const page = { [order.title]: orders, [deadLetter.title]: deadLetters }[event.detail.title] ?? event.detail;
     for (const [known, element] of links) {

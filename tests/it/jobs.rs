@@ -23,7 +23,7 @@ fn runner(rig: &Rig) -> Runner {
 }
 
 fn order(rate: i64) -> Order {
-    Order { who: "alice".into(), why: Some("mended".into()), rate }
+    Order { group_id: None, who: "alice".into(), why: Some("mended".into()), rate }
 }
 
 async fn redrive(rig: &Rig, letters: Letters, rate: i64) -> Uuid {
@@ -54,7 +54,7 @@ fn everything(consumer: Option<&str>) -> Events {
 
 async fn job(rig: &Rig, kind: Kind, id: Uuid) -> Job {
     let mut tx = rig.db.read().await.unwrap();
-    jobs::find(&mut tx, kind, id).await.unwrap().expect("the job is there")
+    jobs::find(&mut tx, kind, None, id).await.unwrap().expect("the job is there")
 }
 
 /// Runs until no job is running, letting time pass between the batches.
@@ -177,7 +177,7 @@ async fn a_redrive_narrowed_by_a_filter_leaves_the_rest(db: TestDb) {
         let mut tx = rig.db.begin().await.unwrap();
         let seen = jobs::preview(&mut tx, &letters).await.unwrap();
         let id = jobs::start_redrive(&mut tx, &letters, &order(10)).await.unwrap();
-        let frozen = jobs::find(&mut tx, Kind::Redrive, id).await.unwrap().unwrap();
+        let frozen = jobs::find(&mut tx, Kind::Redrive, None, id).await.unwrap().unwrap();
         assert_eq!((seen.total, frozen.total), (total, total), "{letters:?}");
     }
 }

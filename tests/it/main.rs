@@ -1,5 +1,6 @@
 //! The tests that need a database, a server or a process of their own.
 
+mod access;
 mod architecture;
 mod arrival;
 mod audit;

@@ -86,7 +86,7 @@ async fn every_operation_of_the_document_is_served() {
         assert!(!status.is_server_error(), "{method} {path}: {status}");
         let documented = operation["responses"].as_object().unwrap();
         assert!(documented.contains_key(status.as_str()), "{method} {path} answers {status}, which it does not say");
-        if response.headers()["content-type"] == "text/event-stream" {
+        if response.headers().get("content-type").is_some_and(|kind| kind == "text/event-stream") {
             continue; // it has no end to wait for
         }
         let body: Value = response.json().await.unwrap_or_default();
@@ -108,8 +108,10 @@ async fn the_examples_of_the_document_work() {
     let mut tried = 0;
     for (method, path, operation) in operations(&document) {
         let Some(body) = example_body(&document, &operation) else { continue };
-        // One works all too well, the other takes a row that a broker has refused too often.
-        if ["/v1/lab/crash", "/v1/outbox/{id}/retry"].contains(&path.as_str()) {
+        // Some work all too well: one ends the process, others close the server to whoever has no key. One takes a row
+        // that a broker has refused too often.
+        let untried = ["/v1/lab/crash", "/v1/outbox/{id}/retry", "/v1/session"];
+        if untried.contains(&path.as_str()) || path.starts_with("/v1/keys") {
             continue;
         }
         // What is done to an order is tried on one placed as the example of placing has it.

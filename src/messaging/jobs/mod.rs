@@ -45,6 +45,8 @@ impl Kind {
 /// Who asked for a job, and how fast it may go.
 #[derive(Debug, Clone)]
 pub struct Order {
+    /// Whose operators asked; `None` if it is for every group.
+    pub group_id: Option<String>,
     pub who: String,
     pub why: Option<String>,
     /// Messages per second.
@@ -134,8 +136,8 @@ async fn insert(tx: &mut Tx, kind: Kind, criteria: &Value, order: &Order) -> sql
     let (id, now) = (mint_id(), tx.now());
     crate::on!(tx, c => {
         sqlx::query(
-            "INSERT INTO messaging_jobs (id, kind, state, criteria, rate, total, next_at, who, why, created_at)
-             VALUES ($1, $2, 'running', $3, $4, 0, $5, $6, $7, $5)",
+            "INSERT INTO messaging_jobs (id, kind, state, criteria, rate, total, next_at, who, why, created_at, group_id)
+             VALUES ($1, $2, 'running', $3, $4, 0, $5, $6, $7, $5, $8)",
         )
         .bind(id)
         .bind(kind.as_str())
@@ -144,6 +146,7 @@ async fn insert(tx: &mut Tx, kind: Kind, criteria: &Value, order: &Order) -> sql
         .bind(now)
         .bind(&order.who)
         .bind(&order.why)
+        .bind(&order.group_id)
         .execute(c)
         .await
         .map(drop)
@@ -187,6 +190,8 @@ pub async fn stop(tx: &mut Tx, id: Uuid) -> sqlx::Result<bool> {
 
 #[derive(Debug, Default, Clone)]
 pub struct Query {
+    /// Those of this group alone.
+    pub group_id: Option<String>,
     pub id: Option<Uuid>,
     pub kind: Option<&'static str>,
     pub state: Option<String>,
@@ -200,6 +205,7 @@ pub async fn list(tx: &mut Tx, query: Query) -> sqlx::Result<Vec<Job>> {
         "SELECT id, kind, state, criteria, rate, total, sent, already_applied, skipped, refused, who, why, last_error, \
          created_at, finished_at FROM messaging_jobs",
     )
+    .and_some("group_id = ?", query.group_id)
     .and_some("id = ?", query.id)
     .and_some("kind = ?", query.kind)
     .and_some("state = ?", query.state)
@@ -248,8 +254,8 @@ impl From<Columns> for Job {
     }
 }
 
-pub async fn find(tx: &mut Tx, kind: Kind, id: Uuid) -> sqlx::Result<Option<Job>> {
-    let query = Query { id: Some(id), kind: Some(kind.as_str()), limit: 1, ..Query::default() };
+pub async fn find(tx: &mut Tx, kind: Kind, group_id: Option<String>, id: Uuid) -> sqlx::Result<Option<Job>> {
+    let query = Query { group_id, id: Some(id), kind: Some(kind.as_str()), limit: 1, ..Query::default() };
     Ok(list(tx, query).await?.pop())
 }
 

@@ -16,6 +16,9 @@ const SAMPLE_MAX: i64 = 10;
 /// Which open letters to redrive; every field narrows.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Letters {
+    /// Of this group alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group_id: Option<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ids: Vec<Uuid>,
     pub queue: Option<String>,
@@ -30,6 +33,7 @@ impl Letters {
     fn open(&self, limit: i64) -> Query {
         Query {
             ids: self.ids.clone(),
+            group_id: self.group_id.clone(),
             queue: self.queue.clone(),
             consumer: self.consumer.clone(),
             reason: self.reason.clone(),

@@ -442,13 +442,13 @@ pub struct Dead {
     pub aggregate_id: Option<String>,
 }
 
-/// Gives dead rows their attempts back and has them published; returns how many there were.
-pub async fn revive(tx: &mut Tx, group_id: &str, dead: &Dead) -> sqlx::Result<u64> {
+/// Gives dead rows of a group, or of any, their attempts back and has them published; returns how many there were.
+pub async fn revive(tx: &mut Tx, group_id: Option<String>, dead: &Dead) -> sqlx::Result<u64> {
     let now = tx.now();
     let revived = crate::on!(tx, c => {
         sqlx::query(
             "UPDATE messaging_outbox SET status = 'pending', attempts = 0, available_at = $1, claimed_by = NULL
-             WHERE status = 'dead' AND group_id = $2 AND id = COALESCE($3, id)
+             WHERE status = 'dead' AND group_id = COALESCE($2, group_id) AND id = COALESCE($3, id)
                  AND aggregate_type = COALESCE($4, aggregate_type) AND aggregate_id = COALESCE($5, aggregate_id)",
         )
         .bind(now)

@@ -76,7 +76,7 @@ pub enum Scope {
 }
 
 /// Check every promise on every row.
-#[utoipa::path(get, path = "/v1/audit", tag = "operations", responses((status = 200, body = Report)))]
+#[utoipa::path(get, path = "/v1/audit", tag = "operations", security(("key" = ["viewer", "platform"])), responses((status = 200, body = Report)))]
 async fn get_audit(State(operations): State<Operations>) -> Result<Json<Report>, Problem> {
     Ok(Json(operations.audit(Scope::Whole).await?))
 }

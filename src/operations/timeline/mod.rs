@@ -50,7 +50,7 @@ pub struct Timeline {
 }
 
 /// Get everything that happened to an order, and what it waits for.
-#[utoipa::path(get, path = "/v1/orders/{id}/timeline", tag = "orders",
+#[utoipa::path(get, path = "/v1/orders/{id}/timeline", tag = "orders", security(("key" = ["viewer"])),
     params(("id" = String, Path, description = "The order's id or its number", example = "ORD-7K2M9QXA")),
     responses(
         (status = 200, body = Timeline),

@@ -159,7 +159,7 @@ impl From<Order> for OrderBody {
 ///
 /// The order is committed when this answers; stock is reserved, or the order rejected, moments later. Ask to wait
 /// for that with `Prefer: wait=N`.
-#[utoipa::path(post, path = "/v1/orders", tag = "orders", request_body = PlaceOrder,
+#[utoipa::path(post, path = "/v1/orders", tag = "orders", security(("key" = ["client"])), request_body = PlaceOrder,
     params(
         ("Idempotency-Key" = Option<String>, Header, description = "Makes a repeat of this request answer with the first one's order"),
         ("Prefer" = Option<String>, Header, description = "`wait=N`: answer once the order is reserved or rejected, after N seconds at most"),
@@ -239,7 +239,7 @@ fn note_wait(headers: &mut HeaderMap, wait: Option<u64>, wait_max: Duration) {
 }
 
 /// Get an order by its id or its number.
-#[utoipa::path(get, path = "/v1/orders/{id}", tag = "orders",
+#[utoipa::path(get, path = "/v1/orders/{id}", tag = "orders", security(("key" = ["viewer"])),
     params(
         ("id" = String, Path, description = "The uuid or the ORD- number"),
         ("Prefer" = Option<String>, Header, description = "`wait=N`: answer once the order is reserved or rejected, after N seconds at most"),
@@ -275,7 +275,7 @@ pub struct ListOrders {
 }
 
 /// List orders, newest first.
-#[utoipa::path(get, path = "/v1/orders", tag = "orders", params(ListOrders), responses(
+#[utoipa::path(get, path = "/v1/orders", tag = "orders", security(("key" = ["viewer"])), params(ListOrders), responses(
     (status = 200, body = Page<OrderBody>),
     (status = 400, body = Problem, content_type = "application/problem+json"),
 ))]

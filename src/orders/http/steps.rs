@@ -48,7 +48,7 @@ fn default_payment_currency() -> Currency {
 ///
 /// The amount must be the order's total, in its currency. The ledger books it moments later. An order that costs
 /// nothing is paid with 0. Of a payment and the end of the hold, whichever is first wins.
-#[utoipa::path(post, path = "/v1/orders/{id}/payments", tag = "orders", request_body = PayOrder,
+#[utoipa::path(post, path = "/v1/orders/{id}/payments", tag = "orders", security(("key" = ["client"])), request_body = PayOrder,
     params(
         ("id" = String, Path, description = "The uuid or the ORD- number"),
         ("Idempotency-Key" = Option<String>, Header, description = "Makes a repeat of this request answer as the first one did"),
@@ -93,7 +93,7 @@ pub struct CancelOrder {
 /// Cancel an order that is placed or reserved. Its stock comes back moments later.
 ///
 /// The body may be left out.
-#[utoipa::path(post, path = "/v1/orders/{id}/cancel", tag = "orders", request_body = Option<CancelOrder>,
+#[utoipa::path(post, path = "/v1/orders/{id}/cancel", tag = "orders", security(("key" = ["client"]), ("key" = ["operator"])), request_body = Option<CancelOrder>,
     params(
         ("id" = String, Path, description = "The uuid or the ORD- number"),
         ("Idempotency-Key" = Option<String>, Header, description = "Makes a repeat of this request answer as the first one did"),
@@ -127,7 +127,7 @@ async fn cancel_order(
 }
 
 /// Fulfil an order that is paid: its goods leave the shelf moments later.
-#[utoipa::path(post, path = "/v1/orders/{id}/fulfil", tag = "orders",
+#[utoipa::path(post, path = "/v1/orders/{id}/fulfil", tag = "orders", security(("key" = ["client"]), ("key" = ["operator"])),
     params(
         ("id" = String, Path, description = "The uuid or the ORD- number"),
         ("Idempotency-Key" = Option<String>, Header, description = "Makes a repeat of this request answer as the first one did"),

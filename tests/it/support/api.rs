@@ -1,5 +1,6 @@
 //! The calls that tests make on a server, in or out of process.
 
+use reqwest::header::{self, HeaderValue};
 use reqwest::{Client, RequestBuilder, Response, StatusCode};
 use serde_json::{Value, json};
 
@@ -13,6 +14,13 @@ pub struct Api {
 impl Api {
     pub fn new(url: String) -> Self {
         Self { url, client: Client::new() }
+    }
+
+    /// The same server, asked with a key.
+    pub fn with_key(&self, key: &str) -> Self {
+        let bearer = HeaderValue::from_str(&format!("Bearer {key}")).unwrap();
+        let client = Client::builder().default_headers([(header::AUTHORIZATION, bearer)].into_iter().collect());
+        Self { url: self.url.clone(), client: client.build().unwrap() }
     }
 
     pub fn get(&self, path: &str) -> RequestBuilder {

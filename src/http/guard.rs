@@ -1,0 +1,269 @@
+//! The guard before every route of the API: who is it, and may it?
+//!
+//! What an operation asks for is what its `security` says in the API document: each requirement names a role, and
+//! `platform` where no one tenant's key will do; an empty requirement lets anybody in. The guard reads the document, so
+//! what is promised there is what holds. An operation that says nothing is for admins of the platform.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderMap, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use utoipa::openapi::OpenApi;
+
+use super::caller::{Identity, X_GROUP_ID};
+use super::document::KEY_SCHEME;
+use super::problem::Problem;
+use crate::access::{Hash, Keys, Role, check_name, sessions};
+
+pub const COOKIE: &str = "stockade_session";
+const PLATFORM: &str = "platform";
+
+/// What an operation asks of its caller.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Rule {
+    Anybody,
+    /// Any of these.
+    Holders(Vec<Need>),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Need {
+    pub role: Role,
+    /// Only a key for every group will do.
+    pub platform: bool,
+}
+
+impl Need {
+    fn is_met_by(self, identity: &Identity) -> bool {
+        identity.role.includes(self.role) && (identity.platform || !self.platform)
+    }
+}
+
+impl Rule {
+    const STRICTEST: Need = Need { role: Role::Admin, platform: true };
+
+    fn read(security: Option<&serde_json::Value>) -> Self {
+        let requirements = security.and_then(serde_json::Value::as_array).map_or(&[][..], Vec::as_slice);
+        let mut needs = Vec::new();
+        for requirement in requirements.iter().filter_map(serde_json::Value::as_object) {
+            if requirement.is_empty() {
+                return Self::Anybody;
+            }
+            let Some(words) = requirement.get(KEY_SCHEME).and_then(serde_json::Value::as_array) else { continue };
+            let words: Vec<&str> = words.iter().filter_map(serde_json::Value::as_str).collect();
+            needs.extend(
+                words
+                    .iter()
+                    .find_map(|word| Role::read(word))
+                    .map(|role| Need { role, platform: words.contains(&PLATFORM) }),
+            );
+        }
+        Self::Holders(if needs.is_empty() { vec![Self::STRICTEST] } else { needs })
+    }
+
+    fn is_met_by(&self, identity: &Identity) -> bool {
+        match self {
+            Self::Anybody => true,
+            Self::Holders(needs) => needs.iter().any(|need| need.is_met_by(identity)),
+        }
+    }
+
+    fn in_words(&self) -> String {
+        let Self::Holders(needs) = self else { return "nothing".to_owned() };
+        let words = needs.iter().map(|need| match need.platform {
+            true => format!("the role {} for every group", need.role.as_str()),
+            false => format!("the role {}", need.role.as_str()),
+        });
+        words.collect::<Vec<_>>().join(" or ")
+    }
+}
+
+/// By path, what each method asks for.
+type Rules = HashMap<String, Vec<(Method, Rule)>>;
+
+fn rules(document: &OpenApi) -> anyhow::Result<Rules> {
+    let document = serde_json::to_value(document)?;
+    let mut rules = Rules::new();
+    for (path, item) in document["paths"].as_object().into_iter().flatten() {
+        for (method, operation) in item.as_object().into_iter().flatten() {
+            let method = Method::from_bytes(method.to_uppercase().as_bytes())?;
+            rules.entry(path.clone()).or_default().push((method, Rule::read(operation.get("security"))));
+        }
+    }
+    Ok(rules)
+}
+
+#[derive(Clone)]
+pub struct Guard {
+    keys: Keys,
+    rules: Arc<Rules>,
+    /// Without keys on a loopback address it answers to no name but that address and `localhost`: a page from elsewhere
+    /// could otherwise reach it by a name that resolves to it.
+    loopback: bool,
+}
+
+impl Guard {
+    pub fn new(keys: Keys, document: &OpenApi, loopback: bool) -> anyhow::Result<Self> {
+        Ok(Self { keys, rules: Arc::new(rules(document)?), loopback })
+    }
+
+    /// What a request takes; or that its path takes no such method, so that none is answered that is not documented.
+    fn rule(&self, request: &Request) -> Result<Rule, Response> {
+        let path = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
+        let Some(of_path) = self.rules.get(path) else { return Ok(Rule::Holders(vec![Rule::STRICTEST])) };
+        let asked = if request.method() == Method::HEAD { &Method::GET } else { request.method() };
+        let rule = of_path.iter().find(|(method, _)| method == asked).map(|(_, rule)| rule.clone());
+        rule.ok_or_else(|| {
+            let named = |method: &Method| if method == Method::GET { "GET,HEAD" } else { method.as_str() }.to_owned();
+            let allowed: Vec<String> = of_path.iter().map(|(method, _)| named(method)).collect();
+            (StatusCode::METHOD_NOT_ALLOWED, [(header::ALLOW, allowed.join(","))]).into_response()
+        })
+    }
+
+    /// Whoever it is; nobody if the request does not say.
+    async fn identify(&self, headers: &HeaderMap) -> Result<Option<Identity>, Problem> {
+        if self.keys.is_open() {
+            return if self.loopback && !is_own_name(headers) {
+                let detail = "without API keys this server answers only to its own address and to localhost";
+                Err(Problem::new(403, "cross-site-blocked", detail))
+            } else {
+                Ok(Some(Identity::anybody()))
+            };
+        }
+        let invalid = || Problem::new(401, "token-invalid", "there is no such key, or it has expired or been revoked");
+        if let Some(value) = headers.get(header::AUTHORIZATION) {
+            let secret =
+                value.to_str().ok().and_then(bearer).ok_or_else(|| {
+                    Problem::new(401, "token-invalid", "give the key as `Authorization: Bearer <key>`")
+                })?;
+            let key = self.keys.find(&Hash::of(secret)).ok_or_else(invalid)?;
+            return Identity::of(&key, asked_group(headers)?.as_deref()).map(Some);
+        }
+        let Some(token) = session_token(headers) else { return Ok(None) };
+        let session = sessions::find(&mut self.keys.db().read().await?, &Hash::of(token)).await?;
+        let ended = || Problem::new(401, "token-invalid", "the session has ended; log in again");
+        let session = session.ok_or_else(ended)?;
+        let key = self.keys.find(&session.key).ok_or_else(ended)?;
+        let asked = asked_group(headers)?.or(session.group_id);
+        let identity = Identity::of(&key, asked.as_deref())?;
+        Ok(Some(Identity { expires_at: Some(session.expires_at), ..identity }))
+    }
+
+    async fn admit(&self, rule: Rule, headers: &HeaderMap) -> Result<Option<Identity>, Problem> {
+        let identity = match (self.identify(headers).await, &rule) {
+            // What anybody may ask is answered whatever else is wrong with the request.
+            (Err(_), Rule::Anybody) => return Ok(None),
+            (identity, _) => identity?,
+        };
+        match identity {
+            Some(identity) if rule.is_met_by(&identity) => Ok(Some(identity)),
+            Some(_) => {
+                let detail = format!("this takes {}, which this key does not have", rule.in_words());
+                Err(Problem::new(403, "role-insufficient", detail))
+            }
+            None if rule == Rule::Anybody => Ok(None),
+            None => {
+                let detail = format!("this takes {}: give a key as `Authorization: Bearer <key>`", rule.in_words());
+                Err(Problem::new(401, "token-missing", detail))
+            }
+        }
+    }
+}
+
+pub async fn guard(State(guard): State<Guard>, mut request: Request, next: Next) -> Response {
+    let rule = match guard.rule(&request) {
+        Ok(rule) => rule,
+        Err(refusal) => return refusal,
+    };
+    match guard.admit(rule, request.headers()).await {
+        Ok(identity) => {
+            if let Some(identity) = identity {
+                request.extensions_mut().insert(identity);
+            }
+            next.run(request).await
+        }
+        Err(problem) => problem.into_response(),
+    }
+}
+
+/// The token of an Authorization header.
+pub fn bearer(value: &str) -> Option<&str> {
+    let (scheme, token) = value.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim()).filter(|token| !token.is_empty())
+}
+
+/// The session that a browser holds.
+pub fn session_token(headers: &HeaderMap) -> Option<&str> {
+    let cookies = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
+    let mut pairs = cookies.flat_map(|cookies| cookies.split(';')).filter_map(|pair| pair.trim().split_once('='));
+    pairs.find(|(name, _)| *name == COOKIE).map(|(_, value)| value)
+}
+
+fn asked_group(headers: &HeaderMap) -> Result<Option<String>, Problem> {
+    let Some(value) = headers.get(&X_GROUP_ID) else { return Ok(None) };
+    let group = value.to_str().map_err(|_| "a group is plain text".to_owned());
+    match group.and_then(|group| check_name("a group", group)) {
+        Ok(group) => Ok(Some(group.to_owned())),
+        Err(why) => Err(Problem::new(400, "bad-filter", format!("X-Group-Id cannot be read: {why}"))),
+    }
+}
+
+fn is_own_name(headers: &HeaderMap) -> bool {
+    let Some(host) = headers.get(header::HOST) else { return true };
+    let host = host.to_str().unwrap_or_default();
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => host.split(':').next().unwrap_or_default(),
+    };
+    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_rule_is_what_the_document_says_and_strict_where_it_says_nothing() {
+        let read = |security| Rule::read(Some(&security));
+        let need = |role, platform| Need { role, platform };
+        assert_eq!(read(json!([{}])), Rule::Anybody);
+        assert_eq!(read(json!([{ "key": ["client"] }])), Rule::Holders(vec![need(Role::Client, false)]));
+        assert_eq!(read(json!([{ "key": ["operator", "platform"] }])), Rule::Holders(vec![need(Role::Operator, true)]));
+        let strictest = Rule::Holders(vec![need(Role::Admin, true)]);
+        for unclear in
+            [json!([]), json!([{ "key": [] }]), json!([{ "key": ["chief"] }]), json!([{ "other": ["viewer"] }])]
+        {
+            assert_eq!(read(unclear), strictest);
+        }
+        assert_eq!(Rule::read(None), strictest);
+    }
+
+    #[test]
+    fn a_session_is_found_among_other_cookies() {
+        let mut headers = HeaderMap::new();
+        assert_eq!(session_token(&headers), None);
+        headers.insert(header::COOKIE, "theme=dark; stockade_session=abc; x=y".parse().unwrap());
+        assert_eq!(session_token(&headers), Some("abc"));
+    }
+
+    #[test]
+    fn only_addresses_and_localhost_are_names_of_its_own() {
+        let own = |host: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::HOST, host.parse().unwrap());
+            is_own_name(&headers)
+        };
+        for host in ["127.0.0.1:8080", "localhost:8080", "LOCALHOST", "[::1]:8080", "::1"] {
+            assert_eq!(own(host), host != "::1", "{host}");
+        }
+        for host in ["evil.example:8080", "127.0.0.1.evil.example", ""] {
+            assert!(!own(host), "{host}");
+        }
+    }
+}
