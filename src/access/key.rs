@@ -168,7 +168,8 @@ mod tests {
     #[test]
     fn entries_are_apart_by_anything_and_may_have_comments() {
         let hash = Secret::random().hash().to_string();
-        let text = format!("viewer:*:{hash}, client:acme/north:{hash}:till-1\n# nobody\n admin:acme:{hash} # the boss\n");
+        let text =
+            format!("viewer:*:{hash}, client:acme/north:{hash}:till-1\n# nobody\n admin:acme:{hash} # the boss\n");
         let keys = read_keys(&text).unwrap();
         let seen: Vec<_> =
             keys.iter().map(|key| (key.role.as_str(), key.group.as_str(), key.subsidiary.as_deref())).collect();

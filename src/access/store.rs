@@ -31,17 +31,7 @@ pub struct KeyRow {
     pub revoked_at: Option<Timestamp>,
 }
 
-type Columns = (
-    Uuid,
-    String,
-    String,
-    String,
-    Option<String>,
-    String,
-    Timestamp,
-    Option<Timestamp>,
-    Option<Timestamp>,
-);
+type Columns = (Uuid, String, String, String, Option<String>, String, Timestamp, Option<Timestamp>, Option<Timestamp>);
 
 const SELECT_ROWS: &str = "SELECT id, name, role, group_id, subsidiary_id, created_by, created_at, expires_at, \
      revoked_at FROM access_keys";

@@ -3,8 +3,8 @@
 //! A server that cannot be reached is [`Exit::Unavailable`]; one that answers with a problem is an error that quotes
 //! it. No proxy is ever asked: a server is named by the address it listens on.
 
-use std::path::PathBuf;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -15,6 +15,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::exit::Exit;
+use super::table::printable;
 
 /// Which server to ask.
 #[derive(Args)]
@@ -177,7 +178,7 @@ impl Client {
         if !status.is_success() {
             let said = serde_json::from_slice::<Problem>(&body).map(|problem| problem.detail);
             let detail = said.unwrap_or_else(|_| "and not as Stockade would".to_owned());
-            return Err(Refused { status, path: path.to_owned(), detail }.into());
+            return Err(Refused { status, path: path.to_owned(), detail: printable(&detail) }.into());
         }
         serde_json::from_slice(&body).with_context(|| format!("{path} answered with something else than expected"))
     }

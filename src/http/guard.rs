@@ -55,10 +55,12 @@ impl Rule {
             }
             let Some(words) = requirement.get(KEY_SCHEME).and_then(serde_json::Value::as_array) else { continue };
             let words: Vec<&str> = words.iter().filter_map(serde_json::Value::as_str).collect();
-            needs.extend(words.iter().find_map(|word| Role::read(word)).map(|role| Need {
-                role,
-                platform: words.contains(&PLATFORM),
-            }));
+            needs.extend(
+                words
+                    .iter()
+                    .find_map(|word| Role::read(word))
+                    .map(|role| Need { role, platform: words.contains(&PLATFORM) }),
+            );
         }
         Self::Holders(if needs.is_empty() { vec![Self::STRICTEST] } else { needs })
     }
@@ -134,9 +136,10 @@ impl Guard {
         }
         let invalid = || Problem::new(401, "token-invalid", "there is no such key, or it has expired or been revoked");
         if let Some(value) = headers.get(header::AUTHORIZATION) {
-            let secret = value.to_str().ok().and_then(bearer).ok_or_else(|| {
-                Problem::new(401, "token-invalid", "give the key as `Authorization: Bearer <key>`")
-            })?;
+            let secret =
+                value.to_str().ok().and_then(bearer).ok_or_else(|| {
+                    Problem::new(401, "token-invalid", "give the key as `Authorization: Bearer <key>`")
+                })?;
             let key = self.keys.find(&Hash::of(secret)).ok_or_else(invalid)?;
             return Identity::of(&key, asked_group(headers)?.as_deref()).map(Some);
         }
@@ -233,7 +236,9 @@ mod tests {
         assert_eq!(read(json!([{ "key": ["client"] }])), Rule::Holders(vec![need(Role::Client, false)]));
         assert_eq!(read(json!([{ "key": ["operator", "platform"] }])), Rule::Holders(vec![need(Role::Operator, true)]));
         let strictest = Rule::Holders(vec![need(Role::Admin, true)]);
-        for unclear in [json!([]), json!([{ "key": [] }]), json!([{ "key": ["chief"] }]), json!([{ "other": ["viewer"] }])] {
+        for unclear in
+            [json!([]), json!([{ "key": [] }]), json!([{ "key": ["chief"] }]), json!([{ "other": ["viewer"] }])]
+        {
             assert_eq!(read(unclear), strictest);
         }
         assert_eq!(Rule::read(None), strictest);

@@ -73,11 +73,7 @@ impl From<Identity> for SessionBody {
     (status = 401, description = "There is no such key", body = Problem, content_type = "application/problem+json"),
     (status = 409, description = "The server is open: there is nothing to log in to", body = Problem, content_type = "application/problem+json"),
 ))]
-async fn log_in(
-    State(ours): State<Sessions>,
-    headers: HeaderMap,
-    body: Body<LogIn>,
-) -> Result<Response, Problem> {
+async fn log_in(State(ours): State<Sessions>, headers: HeaderMap, body: Body<LogIn>) -> Result<Response, Problem> {
     if ours.keys.is_open() {
         return Err(Problem::new(409, "no-keys", "this server has no keys: anybody may do anything already"));
     }
@@ -85,9 +81,10 @@ async fn log_in(
     let wrong = |detail| Problem::validation(vec![FieldError { pointer: "/group_id".to_owned(), detail }]);
     let group_id = group_id.filter(|group| !group.is_empty());
     group_id.as_deref().map(|group| check_name("a group", group)).transpose().map_err(wrong)?;
-    let key = ours.keys.find(&Hash::of(key.trim())).ok_or_else(|| {
-        Problem::new(401, "token-invalid", "there is no such key, or it has expired or been revoked")
-    })?;
+    let key = ours
+        .keys
+        .find(&Hash::of(key.trim()))
+        .ok_or_else(|| Problem::new(401, "token-invalid", "there is no such key, or it has expired or been revoked"))?;
     let identity = Identity::of(&key, group_id.as_deref())?;
     let ends = ours.keys.now().plus(ours.ttl);
     let expires_at = key.expires_at.map_or(ends, |key_ends| key_ends.min(ends));

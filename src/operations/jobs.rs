@@ -95,12 +95,7 @@ pub(super) fn check_rate(rate: Option<i64>, default: i64) -> Result<i64, Problem
 }
 
 impl Operations {
-    pub(super) async fn list_jobs(
-        &self,
-        caller: &Caller,
-        kind: Kind,
-        params: ListJobs,
-    ) -> Result<Page<Job>, Problem> {
+    pub(super) async fn list_jobs(&self, caller: &Caller, kind: Kind, params: ListJobs) -> Result<Page<Job>, Problem> {
         let limit = limit(params.limit)?;
         if params.state.as_deref().is_some_and(|state| !STATES.contains(&state)) {
             return Err(bad_filter(format!("state must be one of {}", STATES.join(", "))));
