@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use anyhow::Context;
 use axum::Router;
-use axum::serve::ListenerExt;
 use futures_util::future::BoxFuture;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -21,6 +20,7 @@ use crate::http::caller::DEFAULT_GROUP;
 use crate::http::guard::Guard;
 use crate::http::live::{self, Live, Section};
 use crate::http::probes::{self, Probes};
+use crate::http::serve::serve;
 use crate::http::session::{self, Sessions};
 use crate::inventory::reactions::Inventory;
 use crate::inventory::service::Change;
@@ -139,7 +139,7 @@ impl Builder {
         for sql in self.schemas {
             db.create(sql).await.context("cannot create a module's tables")?;
         }
-        let keys = Keys::load(db.clone(), settings.keys()?, settings.may_be_open()).await?;
+        let keys = load_keys(&settings, &db).await?;
         check_exposure(&settings, &keys)?;
         let topology = topology(&members, &settings);
         let transport = match settings.rabbit()? {
@@ -159,6 +159,7 @@ impl Builder {
         if settings.is_embedded() || self.demo {
             stock_the_demo(&db).await?;
         }
+        allow_many_connections();
         // Before anything runs: a port that is taken should end the process, not half start it.
         let listener = TcpListener::bind(settings.listen)
             .await
@@ -190,7 +191,7 @@ impl Builder {
         let processed = ProcessedRows::default();
         let scrape = Scrape {
             operations: operations.clone(),
-            token: settings.metrics_token.clone(),
+            token: settings.metrics_token.as_deref().map(str::to_owned),
             processed: processed.clone(),
         };
         let mut router = Router::from(probes::routes().with_state(probes))
@@ -209,7 +210,11 @@ impl Builder {
             http::document::complete(&mut document);
         }
         let guard = Guard::new(keys.clone(), &document, settings.listen.ip().is_loopback())?;
-        let router = http::finish(router, guard, document, &settings.http_limits(), db.metrics());
+        let mut limits = settings.http_limits();
+        if self.demo {
+            limits.buffer_bytes_max = limits.buffer_bytes_max.max(lab::BODY_BYTES_MAX);
+        }
+        let router = http::finish(router, guard, document, &limits, db.metrics());
         let lifecycle = Lifecycle::new().context("cannot start the threads that do the work")?;
         if settings.runs(Part::Relay) {
             let jobs = jobs::Runner::new(kernel.clone(), topology.clone());
@@ -239,6 +244,16 @@ impl Builder {
         lifecycle.spawn(Stage::Http, "live", |stop| sampler.run(stop));
         Ok(Running { address, kernel, lifecycle, draining, settings })
     }
+}
+
+/// The keys that a server with these settings and this database would have.
+async fn load_keys(settings: &Settings, db: &Db) -> anyhow::Result<Keys> {
+    Ok(Keys::load(db.clone(), settings.keys()?, settings.may_be_open()).await?)
+}
+
+/// May a server with these settings and this database start?
+pub async fn check_access(settings: &Settings, db: &Db) -> anyhow::Result<()> {
+    check_exposure(settings, &load_keys(settings, db).await?)
 }
 
 /// A server that others can reach is not open to them by mistake.
@@ -423,21 +438,20 @@ fn spawn_all(
         lifecycle.spawn(Stage::Work, expiry::NAME, |stop| expiry.run(stop));
     }
     lifecycle.spawn(Stage::Work, "desk", |stop| clerk.run(stop));
-    lifecycle.spawn(Stage::Http, "http", |stop| serve(listener, router, stop));
+    let doorway = settings.doorway();
+    lifecycle.spawn(Stage::Http, "http", move |stop| serve(listener, router, doorway, stop));
 }
 
 async fn until(stop: CancellationToken, task: impl Future<Output = ()>) {
     tokio::select! { () = task => {} () = stop.cancelled() => {} }
 }
 
-async fn serve(listener: TcpListener, router: Router, stop: CancellationToken) {
-    let listener = listener.tap_io(|stream| {
-        if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "TCP_NODELAY cannot be set");
-        }
-    });
-    if let Err(error) = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await {
-        tracing::error!(%error, "the HTTP server ended");
+/// Connections are open files: as many as the system lets this process have.
+fn allow_many_connections() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+        tracing::debug!(%error, "the number of open files stays at its limit");
     }
 }
 

@@ -10,6 +10,8 @@ use clap::{Args, Parser, ValueEnum};
 
 use crate::access::{self, Key};
 use crate::clock::in_words;
+use crate::http::limits::RateLimit;
+use crate::http::serve::Doorway;
 use crate::messaging::Tuning;
 use crate::messaging::outside;
 use crate::messaging::retention::Keep;
@@ -48,11 +50,11 @@ pub struct Settings {
 
     /// `sqlite:FILE` or `postgres://USER:PASSWORD@HOST/DATABASE`.
     #[arg(long, env = "STOCKADE_DATABASE_URL", default_value = "sqlite:stockade.db", hide_env_values = true)]
-    pub database_url: String,
+    pub database_url: Masked,
 
     /// `embedded`, a queue in the database; or RabbitMQ at `amqp://USER:PASSWORD@HOST:5672/VHOST` or `amqps://…`.
     #[arg(long, env = "STOCKADE_BROKER_URL", default_value = "embedded", hide_env_values = true)]
-    pub broker_url: String,
+    pub broker_url: Masked,
 
     /// Which parts this process runs.
     #[arg(long, env = "STOCKADE_MODULES", value_enum, value_delimiter = ',', default_value = "all")]
@@ -82,7 +84,7 @@ pub struct Settings {
     /// Who may do what: `role:group:sha256` entries, apart by commas, as `stockade key new --offline` makes them. Roles:
     /// viewer, client, operator, admin. A group, `group/subsidiary`, or `*` for every group.
     #[arg(long, env = "STOCKADE_API_KEYS", default_value = "", hide_env_values = true, hide_default_value = true)]
-    pub api_keys: String,
+    pub api_keys: Masked,
 
     /// A file of such entries, one a line; what follows a `#` is a comment.
     #[arg(long, env = "STOCKADE_API_KEYS_FILE")]
@@ -98,7 +100,7 @@ pub struct Settings {
 
     /// What `/v1/metrics` asks of callers, as `x-metrics-token` or as a Bearer token; open to anybody if not set.
     #[arg(long, env = "METRICS_TOKEN", hide_env_values = true)]
-    pub metrics_token: Option<String>,
+    pub metrics_token: Option<Masked>,
 
     /// How often the promises are checked on rows of late; the longer it takes, the less often.
     #[arg(long, env = "STOCKADE_AUDIT_EVERY", default_value = "60s", value_parser = humantime::parse_duration)]
@@ -245,6 +247,26 @@ pub struct Settings {
     #[arg(long, env = "STOCKADE_MAX_ITEMS", default_value_t = 100)]
     pub max_items: usize,
 
+    /// How long a connection may take to send a request's headers, and a request to send its body.
+    #[arg(long, env = "STOCKADE_HTTP_HEADER_TIMEOUT", default_value = "10s", value_parser = humantime::parse_duration)]
+    pub http_header_timeout: Duration,
+
+    /// Connections at once; more wait with the system until one closes.
+    #[arg(long, env = "STOCKADE_HTTP_MAX_CONNECTIONS", default_value_t = 1024)]
+    pub http_max_connections: usize,
+
+    /// Requests in hand at once; more are told to come again.
+    #[arg(long, env = "STOCKADE_HTTP_MAX_IN_FLIGHT", default_value_t = 512)]
+    pub http_max_in_flight: usize,
+
+    /// Requests a second that each key may send, or each address where there is no key; no limit if not set.
+    #[arg(long, env = "STOCKADE_RATE_LIMIT")]
+    pub rate_limit: Option<u32>,
+
+    /// How many of them may come at once.
+    #[arg(long, env = "STOCKADE_RATE_LIMIT_BURST", default_value_t = 400)]
+    pub rate_limit_burst: u32,
+
     /// How long a request may take.
     #[arg(long, env = "STOCKADE_HTTP_REQUEST_TIMEOUT", default_value = "30s", value_parser = humantime::parse_duration)]
     pub http_request_timeout: Duration,
@@ -263,6 +285,46 @@ pub struct Settings {
 
     #[arg(long, env = "STOCKADE_LOG_FORMAT", value_enum, default_value = "auto")]
     pub log_format: LogFormat,
+}
+
+/// A setting that holds a secret, or may: it is used as the text it is, and shows itself masked.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Masked(String);
+
+impl std::str::FromStr for Masked {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl std::ops::Deref for Masked {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl std::fmt::Debug for Masked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&mask(&self.0))
+    }
+}
+
+/// A text without its secret: of a URL with a password everything but that and the query, which may hold one too; of
+/// what is no URL nothing.
+pub fn mask(text: &str) -> String {
+    if text.is_empty() || text == "embedded" || text.starts_with("sqlite:") {
+        return text.to_owned();
+    }
+    let Some((scheme, rest)) = text.split_once("://") else { return "***".to_owned() };
+    let (rest, query) = rest.split_once('?').map_or((rest, ""), |(rest, _)| (rest, "?***"));
+    match rest.rsplit_once('@') {
+        Some((user, host)) => format!("{scheme}://{}:***@{host}{query}", user.split(':').next().unwrap_or_default()),
+        None => format!("{scheme}://{rest}{query}"),
+    }
 }
 
 /// Lets settings be read from flags alone.
@@ -299,6 +361,15 @@ impl Settings {
         }
         if self.outside_calls == 0 {
             bail!("STOCKADE_OUTSIDE_CALLS must be at least 1");
+        }
+        if self.http_max_connections == 0 || self.http_max_in_flight == 0 || self.http_header_timeout.is_zero() {
+            bail!(
+                "STOCKADE_HTTP_MAX_CONNECTIONS and STOCKADE_HTTP_MAX_IN_FLIGHT must be at least 1, \
+                 STOCKADE_HTTP_HEADER_TIMEOUT longer than nothing"
+            );
+        }
+        if self.rate_limit == Some(0) || self.rate_limit_burst == 0 {
+            bail!("STOCKADE_RATE_LIMIT and STOCKADE_RATE_LIMIT_BURST must be at least 1; leave the limit out for none");
         }
         if self.retry_max == 0 || self.outbox_max_attempts == 0 {
             bail!("STOCKADE_RETRY_MAX and STOCKADE_OUTBOX_MAX_ATTEMPTS must be at least 1");
@@ -402,11 +473,11 @@ impl Settings {
 
     /// How to reach RabbitMQ; `None` on the embedded queue.
     pub fn rabbit(&self) -> anyhow::Result<Option<rabbit::Options>> {
-        if self.broker_url == "embedded" {
+        if &*self.broker_url == "embedded" {
             return Ok(None);
         }
         Ok(Some(rabbit::Options {
-            url: self.broker_url.clone(),
+            url: self.broker_url.to_string(),
             prefix: self.queue_prefix.clone(),
             extra_queues: ExtraQueue::read_many(&self.extra_queues).map_err(anyhow::Error::msg)?,
             prefetch: self.prefetch,
@@ -427,7 +498,7 @@ impl Settings {
 
     pub fn database(&self) -> db::Options {
         db::Options {
-            url: self.database_url.clone(),
+            url: self.database_url.to_string(),
             connections_max: self.db_max_connections,
             acquire_timeout: self.db_acquire_timeout,
             busy_timeout: self.sqlite_busy_timeout,
@@ -468,7 +539,35 @@ impl Settings {
     pub fn http_limits(&self) -> http::Limits {
         http::Limits {
             body_bytes_max: usize::try_from(self.max_body.as_u64()).unwrap_or(usize::MAX),
+            buffer_bytes_max: usize::try_from(self.max_body.as_u64()).unwrap_or(usize::MAX),
+            body_timeout: self.http_header_timeout,
             request_timeout: self.http_request_timeout,
+            in_flight_max: self.http_max_in_flight,
+            rate: self.rate_limit.map(|per_second| RateLimit { per_second, burst: self.rate_limit_burst }),
         }
+    }
+
+    pub fn doorway(&self) -> Doorway {
+        Doorway { connections_max: self.http_max_connections, header_timeout: self.http_header_timeout }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_show_themselves_masked() {
+        for (text, shown) in [
+            ("postgres://me:pa:ss@word@host:5432/db?password=x", "postgres://me:***@host:5432/db?***"),
+            ("amqp://host/vhost", "amqp://host/vhost"),
+            ("sqlite:stockade.db", "sqlite:stockade.db"),
+            ("token", "***"),
+            ("", ""),
+        ] {
+            assert_eq!(mask(text), shown);
+        }
+        let flags = ["--database-url", "postgres://me:canary@host/db", "--metrics-token", "canary"];
+        assert!(!format!("{:?}", Settings::from_flags(flags).unwrap()).contains("canary"));
     }
 }

@@ -1,7 +1,7 @@
 //! Logs: one line per event on stderr, pretty on a terminal and JSON otherwise. Traces: over OTLP, by the standard
 //! OTEL_* variables and none of our own.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 
 use anyhow::Context;
 use opentelemetry::trace::TracerProvider;
@@ -9,6 +9,8 @@ use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::SdkTracerProvider;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::field::MakeExt;
+use tracing_subscriber::fmt::format::debug_fn;
 
 use crate::trace;
 
@@ -22,10 +24,46 @@ pub fn init(filter: &str, format: LogFormat) -> anyhow::Result<()> {
         LogFormat::Pretty => true,
         LogFormat::Json => false,
     };
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let builder = tracing_subscriber::fmt().with_env_filter(filter);
     let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    let set = if pretty { builder.with_ansi(colour).try_init() } else { builder.json().try_init() };
+    // Whatever a field holds is shown and not obeyed: no line of a message forges another, none drives a terminal.
+    let set = if pretty {
+        let fields = debug_fn(|writer, field, value| {
+            let text = without_controls(&format!("{value:?}"));
+            if field.name() == "message" { write!(writer, "{text}") } else { write!(writer, "{}={text}", field.name()) }
+        });
+        builder.with_ansi(colour).fmt_fields(fields.delimited(" ")).with_writer(std::io::stderr).try_init()
+    } else {
+        builder.json().with_writer(|| Plain(std::io::stderr())).try_init()
+    };
     set.map_err(|error| anyhow::anyhow!("logging cannot be set up: {error}"))
+}
+
+/// JSON escapes the control characters that it must; this the others, which some terminals obey too.
+struct Plain<W>(W);
+
+impl<W: Write> Write for Plain<W> {
+    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+        let text = String::from_utf8_lossy(line);
+        let (text, end) = text.strip_suffix('\n').map_or((&*text, ""), |text| (text, "\n"));
+        let escaped: String =
+            text.chars().map(|c| if c.is_control() { json_escape(c) } else { c.to_string() }).collect();
+        self.0.write_all(escaped.as_bytes())?;
+        self.0.write_all(end.as_bytes())?;
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.0.flush()
+    }
+}
+
+fn json_escape(c: char) -> String {
+    format!("\\u{:04x}", u32::from(c))
+}
+
+fn without_controls(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() }).collect()
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -73,5 +111,18 @@ impl Drop for Exporting {
         {
             tracing::warn!(%error, "the last traces were not exported");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_control_character_gets_to_a_log_raw() {
+        assert_eq!(without_controls("a\u{1b}[2J\nb\u{9b}c"), "a\\u{1b}[2J\\nb\\u{9b}c");
+        let mut written = Plain(Vec::new());
+        written.write_all("{\"a\":\"\u{9b}ä\u{7f}\"}\n".as_bytes()).unwrap();
+        assert_eq!(String::from_utf8(written.0).unwrap(), "{\"a\":\"\\u009bä\\u007f\"}\n");
     }
 }

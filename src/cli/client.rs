@@ -15,6 +15,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::exit::Exit;
+use super::table::printable;
 
 /// Which server to ask.
 #[derive(Args)]
@@ -177,7 +178,7 @@ impl Client {
         if !status.is_success() {
             let said = serde_json::from_slice::<Problem>(&body).map(|problem| problem.detail);
             let detail = said.unwrap_or_else(|_| "and not as Stockade would".to_owned());
-            return Err(Refused { status, path: path.to_owned(), detail }.into());
+            return Err(Refused { status, path: path.to_owned(), detail: printable(&detail) }.into());
         }
         serde_json::from_slice(&body).with_context(|| format!("{path} answered with something else than expected"))
     }

@@ -112,6 +112,13 @@ async fn look_at_database(settings: &Settings) -> Vec<Finding> {
                 }
             };
             findings.push(schema);
+            // An older schema may have no table for keys yet.
+            if about.migrations_missing == 0 {
+                findings.push(match app::check_access(settings, &db).await {
+                    Ok(()) => finding("access", Verdict::Ok, "it has keys, or only those meant to can reach it"),
+                    Err(error) => finding("access", Verdict::Bad, format!("{error:#}")),
+                });
+            }
             let skew = Duration::from_millis(about.clock_skew_ms.unsigned_abs());
             let detail = format!("the database's clock is {} ms off this machine's", about.clock_skew_ms);
             let verdict = if skew > SKEW_MAX { Verdict::Warning } else { Verdict::Ok };

@@ -3,6 +3,7 @@
 mod audit;
 mod bench;
 mod client;
+mod config;
 mod dead_letters;
 mod demo;
 mod doctor;
@@ -10,17 +11,20 @@ mod exit;
 mod healthcheck;
 mod jobs;
 mod keys;
+mod messages;
+mod orders;
 mod queues;
 mod redrive;
 mod remote;
 mod replay;
 mod scratch;
 mod serve;
+mod stock;
 mod table;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use exit::Exit;
 
@@ -58,8 +62,18 @@ enum Command {
     Bench(bench::Bench),
     /// See a promise kept: what is done, what to look at, and the figures that prove it.
     Demo(demo::Demo),
+    /// Show every setting, its value and where it comes from; secrets are masked.
+    Config(config::Config),
     /// Look at everything a server stands on, and say what is amiss.
     Doctor(doctor::Doctor),
+    /// Place orders, see what became of them, watch one on its way.
+    Order(orders::Orders),
+    /// See what is on the shelves, and put it right.
+    Stock(stock::Stock),
+    /// Show which consumer has dealt with which event.
+    Inbox(messages::Inbox),
+    /// Show what waits to go out, what went, and what would not go.
+    Outbox(messages::Outbox),
     /// Show how full the queues are, once or again and again.
     Queues(queues::Queues),
     /// See what was given up on and why, send it back, put it aside.
@@ -74,6 +88,8 @@ enum Command {
     Healthcheck(healthcheck::Healthcheck),
     /// Print the OpenAPI document.
     Openapi,
+    /// Print what a shell needs to complete these commands.
+    Completions { shell: clap_complete::Shell },
 }
 
 pub fn main() -> ExitCode {
@@ -96,7 +112,12 @@ pub fn main() -> ExitCode {
             Command::Audit(audit) => audit.run().await,
             Command::Bench(bench) => bench.run().await,
             Command::Demo(demo) => demo.run().await,
+            Command::Config(config) => config.run(),
             Command::Doctor(doctor) => doctor.run().await,
+            Command::Order(orders) => orders.run().await,
+            Command::Stock(stock) => stock.run().await,
+            Command::Inbox(inbox) => inbox.run().await,
+            Command::Outbox(outbox) => outbox.run().await,
             Command::Queues(queues) => queues.run().await,
             Command::DeadLetters(dead_letters) => dead_letters.run().await,
             Command::Redrive(redrive) => redrive.run().await,
@@ -104,12 +125,17 @@ pub fn main() -> ExitCode {
             Command::Key(keys) => keys.run().await,
             Command::Healthcheck(healthcheck) => healthcheck.run().await,
             Command::Openapi => print_openapi(),
+            Command::Completions { shell } => {
+                clap_complete::generate(shell, &mut Cli::command(), "stockade", &mut std::io::stdout());
+                Ok(ExitCode::SUCCESS)
+            }
         }
     });
     // Tasks that hang on a dead peer must not hold the process open.
     runtime.shutdown_background();
     ended.unwrap_or_else(|error| {
-        eprintln!("stockade: {error:#}");
+        let lines: Vec<String> = format!("{error:#}").lines().map(table::printable).collect();
+        eprintln!("stockade: {}", lines.join("\n"));
         Exit::of(&error).into()
     })
 }

@@ -45,6 +45,20 @@ impl Remote {
     }
 }
 
+impl Remote {
+    /// One of many lines of data: JSON without a break in it, or as `print` words it.
+    pub fn line<T: Serialize>(&self, data: &T, print: impl FnOnce(&T) -> String) -> anyhow::Result<()> {
+        let text = if self.json { serde_json::to_string(data)? } else { print(data) };
+        let _ = writeln!(std::io::stdout(), "{text}");
+        Ok(())
+    }
+}
+
+/// A text as one segment of a path.
+pub fn segment(text: &str) -> String {
+    percent_encoding::utf8_percent_encode(text, percent_encoding::NON_ALPHANUMERIC).to_string()
+}
+
 /// Asks before something is done in bulk; without a terminal it must have been said beforehand.
 pub fn confirm(question: &str, yes: bool) -> anyhow::Result<()> {
     if yes {

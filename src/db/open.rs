@@ -24,7 +24,7 @@ const SQLITE_READERS: u32 = 4;
 const POSTGRES_TRUSTED_FOR: Duration = Duration::from_millis(500);
 
 /// How to open a database; every limit has its setting in `config.rs`.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Options {
     /// `sqlite:path` or `postgres://…`
     pub url: String,

@@ -5,6 +5,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName};
 
 use super::finish::RequestId;
+use super::limits::Place;
 use super::problem::Problem;
 use crate::access::{Hash, Key, Keys, Role};
 use crate::clock::Timestamp;
@@ -94,6 +95,7 @@ pub struct Caller {
     /// For the record: the key's name, and what the caller says of itself in `X-Operator`.
     pub operator: String,
     pub identity: Identity,
+    place: Option<Place>,
 }
 
 impl Caller {
@@ -113,6 +115,13 @@ impl Caller {
         (!self.identity.platform || self.identity.narrowed).then(|| self.group_id.clone())
     }
 
+    /// Says that the request does nothing from here on but wait, so that another may be taken in hand.
+    pub fn only_waits(&self) {
+        if let Some(place) = &self.place {
+            place.give_back();
+        }
+    }
+
     fn read(parts: &Parts) -> Option<Self> {
         let identity = parts.extensions.get::<Identity>()?.clone();
         Some(Self {
@@ -121,6 +130,7 @@ impl Caller {
             request_id: parts.extensions.get::<RequestId>().map(|id| id.0.clone()).unwrap_or_default(),
             traceparent: parts.extensions.get::<Traceparent>().copied(),
             operator: operator(&parts.headers, identity.name.as_deref()),
+            place: parts.extensions.get::<Place>().cloned(),
             identity,
         })
     }

@@ -58,14 +58,7 @@ async fn login(headers: HeaderMap) -> Response {
 
 fn document(path: &str, headers: &HeaderMap) -> Response {
     let mut response = answer(path, headers);
-    let policies = [
-        (header::CONTENT_SECURITY_POLICY, POLICY),
-        (header::REFERRER_POLICY, "no-referrer"),
-        (header::X_FRAME_OPTIONS, "DENY"),
-    ];
-    for (name, value) in policies {
-        response.headers_mut().insert(name, HeaderValue::from_static(value));
-    }
+    response.headers_mut().insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
     response
 }
 

@@ -12,6 +12,8 @@ use super::guard::COOKIE;
 
 /// The scheme that handlers name in `security`.
 pub const KEY_SCHEME: &str = "key";
+/// What holds for an operation that says nothing.
+const STRICTEST: [&str; 2] = ["admin", "platform"];
 const SESSION_SCHEME: &str = "session";
 
 /// Finishes a document; doing so again changes nothing.
@@ -38,8 +40,11 @@ fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
 }
 
 fn complete_operation(operation: &mut Operation, takes_path_parameters: bool) {
-    // A session may do what its key may.
     let requirements = operation.security.get_or_insert_default();
+    if requirements.is_empty() {
+        requirements.push(SecurityRequirement::new(KEY_SCHEME, STRICTEST));
+    }
+    // A session may do what its key may.
     let alternatives: Vec<SecurityRequirement> = requirements.iter().filter_map(by_session).collect();
     for alternative in alternatives {
         if !requirements.contains(&alternative) {
@@ -62,6 +67,7 @@ fn complete_operation(operation: &mut Operation, takes_path_parameters: bool) {
     }
     if takes_body {
         answers.extend([
+            ("408", "The body did not come in time"),
             ("413", "The body is too large"),
             ("415", "The body is not JSON"),
             ("422", "A field is wrong; `errors` says which"),

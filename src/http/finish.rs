@@ -6,6 +6,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use super::extract::bad_filter;
+use super::limits::{RATE_LIMIT, RATE_LIMIT_POLICY};
 use super::page::NextCursor;
 use super::problem::Problem;
 use crate::clock::mint_id;
@@ -108,9 +109,9 @@ fn write(mut problem: Problem, bare: Response, uri: &Uri, id: &str) -> Response 
         );
     }
     let mut response = problem.render();
-    // What a router said in headers stays true: which methods a path allows, above all.
-    for name in [header::ALLOW, header::LINK] {
-        if let Some(value) = bare.headers().get(&name) {
+    // What was said in headers stays true: which methods a path allows, above all.
+    for name in [&header::ALLOW, &header::LINK, &RATE_LIMIT, &RATE_LIMIT_POLICY] {
+        if let Some(value) = bare.headers().get(name) {
             response.headers_mut().insert(name, value.clone());
         }
     }

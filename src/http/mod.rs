@@ -7,18 +7,21 @@ pub mod document;
 pub mod extract;
 pub mod finish;
 pub mod guard;
+mod headers;
+pub mod limits;
 pub mod live;
 mod meter;
 pub mod page;
 pub mod probes;
 pub mod problem;
+pub mod serve;
 pub mod session;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::DefaultBodyLimit;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Router, middleware};
 use tower_http::catch_panic::CatchPanicLayer;
@@ -29,6 +32,7 @@ use utoipa::openapi::OpenApi;
 use utoipa_swagger_ui::SwaggerUi;
 
 use guard::Guard;
+use limits::{Limiter, RateLimit};
 use problem::Problem;
 
 use crate::metrics::Metrics;
@@ -37,7 +41,14 @@ use crate::metrics::Metrics;
 #[derive(Debug, Clone)]
 pub struct Limits {
     pub body_bytes_max: usize,
+    /// The largest body that any route takes.
+    pub buffer_bytes_max: usize,
+    /// How long a body may take to come.
+    pub body_timeout: Duration,
     pub request_timeout: Duration,
+    /// Requests in hand at once.
+    pub in_flight_max: usize,
+    pub rate: Option<RateLimit>,
 }
 
 #[derive(utoipa::OpenApi)]
@@ -81,6 +92,7 @@ pub fn finish(router: Router, guard: Guard, api: OpenApi, limits: &Limits, metri
         .url("/openapi.json", api)
         .config(utoipa_swagger_ui::Config::default().try_it_out_enabled(true));
     router
+        .route_layer(middleware::from_fn_with_state(Limiter::new(limits), limits::limit))
         .route_layer(middleware::from_fn_with_state(guard, guard::guard))
         .merge(dashboard::routes())
         .merge(swagger)
@@ -93,8 +105,5 @@ pub fn finish(router: Router, guard: Guard, api: OpenApi, limits: &Limits, metri
         }))
         .layer(middleware::from_fn(finish::finish))
         .layer(middleware::from_fn_with_state(meter::new(metrics), meter::measure))
-        .layer(tower_http::set_header::SetResponseHeaderLayer::overriding(
-            header::X_CONTENT_TYPE_OPTIONS,
-            HeaderValue::from_static("nosniff"),
-        ))
+        .layer(middleware::from_fn(headers::secure))
 }

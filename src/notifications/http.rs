@@ -60,6 +60,7 @@ impl From<Notice> for NoticeBody {
 #[into_params(parameter_in = Query)]
 pub struct ListNotifications {
     order_id: Option<Uuid>,
+    #[param(inline)]
     kind: Option<Kind>,
     /// pending, sending, sent, failed or unknown
     state: Option<String>,

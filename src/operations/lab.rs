@@ -24,7 +24,7 @@ const TIMES_MAX: u32 = 1000;
 /// How slow a consumer can be made: slower, and a shutdown would have to wait for it.
 const SLOW_MS_MAX: u64 = 10_000;
 /// Room for messages that are larger than any consumer takes.
-const BODY_BYTES_MAX: usize = 4 * 1024 * 1024;
+pub const BODY_BYTES_MAX: usize = 4 * 1024 * 1024;
 
 pub fn routes() -> OpenApiRouter<Operations> {
     OpenApiRouter::new()

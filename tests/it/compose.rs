@@ -142,7 +142,7 @@ fn command_line(service: &Value) -> Vec<String> {
 
 #[test]
 fn every_setting_is_one_that_the_binary_has() {
-    assert_eq!(settings(&image_env()).database_url, "sqlite:/data/stockade.db");
+    assert_eq!(&*settings(&image_env()).database_url, "sqlite:/data/stockade.db");
     let mut seen = 0;
     for (name, service) in ours() {
         let settings = settings(&environment(&service));

@@ -312,6 +312,7 @@ impl OrdersApi {
         unsettled: impl Fn(Status) -> bool,
     ) -> Result<Order, OrderError> {
         let Some(seconds) = wait else { return Ok(order) };
+        caller.only_waits();
         let began = Instant::now();
         let deadline = began + Duration::from_secs(seconds).min(self.wait_max);
         let mut bell = self.db.wakes().bell(service::BELL);

@@ -79,6 +79,11 @@ impl Browser {
         self.until("a heading", "return document.querySelector('main h1') !== null").await;
     }
 
+    /// Loads a page that is not one of the dashboard's.
+    pub async fn open_page(&self, path: &str) {
+        self.command("url", json!({ "url": format!("{}{path}", self.url) })).await;
+    }
+
     /// Runs a function body in the page; what it returns must be JSON.
     pub async fn run(&self, script: &str) -> Value {
         self.command("execute/sync", json!({ "script": script, "args": [] })).await

@@ -42,7 +42,7 @@ const DEPTHS_TIMEOUT: Duration = Duration::from_secs(1);
 const REMOVE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How to reach the broker and what to ask of it.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Options {
     /// `amqp://user:password@host:port/vhost` or `amqps://…`.
     pub url: String,

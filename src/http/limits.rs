@@ -1,0 +1,202 @@
+//! Not too much at once: a rate for each key, and so many requests in hand and no more.
+//!
+//! A server that takes on more than it can do does ever less of it. Beyond the number it can have in hand, requests are
+//! refused at once with a 503 that says when to come again, which costs next to nothing. A body is read before its request
+//! takes a place, so whoever sends one slowly keeps nobody out; whoever waits for an outcome gives the place back.
+//! Probes are always answered.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::body::{Body, HttpBody};
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
+
+use super::caller::Identity;
+use super::problem::Problem;
+use super::serve::Peer;
+
+pub static RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
+pub static RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+
+/// Answered however busy the server is.
+const ALWAYS: [&str; 4] = ["/livez", "/readyz", "/v1/health", "/v1/metrics"];
+/// Callers remembered at most; those who have not asked for a while are forgotten.
+const CALLERS_MAX: usize = 10_000;
+
+#[derive(Clone)]
+pub struct Limiter {
+    rate: Option<Arc<Rate>>,
+    places: Arc<Semaphore>,
+    body_bytes_max: usize,
+    body_timeout: Duration,
+}
+
+impl Limiter {
+    pub fn new(limits: &super::Limits) -> Self {
+        Self {
+            rate: limits.rate.map(|rate| Arc::new(Rate::new(rate))),
+            places: Arc::new(Semaphore::new(limits.in_flight_max)),
+            body_bytes_max: limits.buffer_bytes_max,
+            body_timeout: limits.body_timeout,
+        }
+    }
+}
+
+/// A request's place among those in hand; it is free again when the answer is there, or when given back.
+#[derive(Debug, Clone)]
+pub struct Place(Arc<Mutex<Option<OwnedSemaphorePermit>>>);
+
+impl Place {
+    /// For requests that do nothing from here on but wait.
+    pub fn give_back(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+}
+
+pub async fn limit(State(limiter): State<Limiter>, request: Request, next: Next) -> Response {
+    let path = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
+    if ALWAYS.contains(&path) {
+        return next.run(request).await;
+    }
+    if let Some(rate) = &limiter.rate
+        && let Err(wait) = rate.admit(Sender::of(&request), Instant::now())
+    {
+        return rate.refuse(wait);
+    }
+    let mut request = match limiter.with_body(request).await {
+        Ok(request) => request,
+        Err(problem) => return problem.into_response(),
+    };
+    let Ok(permit) = limiter.places.clone().try_acquire_owned() else {
+        let detail = "the server has as many requests in hand as it can do; nothing was done";
+        return Problem::new(503, "overloaded", detail).retry_after(1).into_response();
+    };
+    let place = Place(Arc::new(Mutex::new(Some(permit))));
+    request.extensions_mut().insert(place.clone());
+    let response = next.run(request).await;
+    place.give_back();
+    response
+}
+
+impl Limiter {
+    /// The request with its body read to the end.
+    async fn with_body(&self, request: Request) -> Result<Request, Problem> {
+        if request.body().is_end_stream() {
+            return Ok(request);
+        }
+        let (parts, body) = request.into_parts();
+        let read = Limited::new(body, self.body_bytes_max).collect();
+        match tokio::time::timeout(self.body_timeout, read).await {
+            Ok(Ok(body)) => Ok(Request::from_parts(parts, Body::from(body.to_bytes()))),
+            Ok(Err(error)) if error.is::<LengthLimitError>() => {
+                Err(Problem::new(413, "body-too-large", "the body is larger than this server takes"))
+            }
+            Ok(Err(_)) => Err(Problem::new(400, "malformed-body", "the body could not be read to its end")),
+            Err(_) => Err(Problem::new(408, "body-too-slow", "the body did not come in time")),
+        }
+    }
+}
+
+/// How many requests a sender may send.
+#[derive(Debug, Clone, Copy)]
+pub struct RateLimit {
+    pub per_second: u32,
+    /// How many may come at once.
+    pub burst: u32,
+}
+
+/// Who is counted: a key, or else an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Sender {
+    Key([u8; 32]),
+    Address(IpAddr),
+}
+
+impl Sender {
+    fn of(request: &Request) -> Self {
+        let key = request.extensions().get::<Identity>().and_then(|identity| identity.key);
+        let address = || request.extensions().get::<Peer>().map_or(Ipv4Addr::LOCALHOST.into(), |peer| peer.0);
+        key.map_or_else(|| Self::Address(address()), |key| Self::Key(key.0))
+    }
+}
+
+/// For each sender, the moment until which what it sent has been paid for (the generic cell rate algorithm).
+struct Rate {
+    limit: RateLimit,
+    paid_until: Mutex<HashMap<Sender, Instant>>,
+}
+
+impl Rate {
+    fn new(limit: RateLimit) -> Self {
+        Self { limit, paid_until: Mutex::default() }
+    }
+
+    /// What one request costs in time.
+    fn cost(&self) -> Duration {
+        Duration::from_secs(1) / self.limit.per_second.max(1)
+    }
+
+    /// Lets a request through, or says how long to wait.
+    fn admit(&self, sender: Sender, now: Instant) -> Result<(), Duration> {
+        let mut all = self.paid_until.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() >= CALLERS_MAX {
+            all.retain(|_, until| *until > now);
+        }
+        let until = all.get(&sender).copied().unwrap_or(now).max(now);
+        let ahead = until - now + self.cost();
+        match ahead.checked_sub(self.cost() * self.limit.burst.max(1)).filter(|over| !over.is_zero()) {
+            Some(over) => Err(over),
+            None => {
+                all.insert(sender, until + self.cost());
+                Ok(())
+            }
+        }
+    }
+
+    fn refuse(&self, wait: Duration) -> Response {
+        let seconds = u32::try_from(wait.as_secs()).unwrap_or(u32::MAX).saturating_add(1);
+        let detail = format!("more than {} requests a second; wait {seconds} s", self.limit.per_second);
+        let mut response = Problem::new(429, "rate-limited", detail).retry_after(seconds).into_response();
+        let window = (self.limit.burst / self.limit.per_second.max(1)).max(1);
+        let fields = [
+            (&RATE_LIMIT_POLICY, format!("\"key\";q={};w={window}", self.limit.burst)),
+            (&RATE_LIMIT, format!("\"key\";r=0;t={seconds}")),
+        ];
+        set(response.headers_mut(), fields);
+        response
+    }
+}
+
+fn set<'a>(headers: &mut HeaderMap, fields: impl IntoIterator<Item = (&'a HeaderName, String)>) {
+    for (name, value) in fields {
+        if let Ok(value) = HeaderValue::from_str(&value) {
+            headers.insert(name, value);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sender_may_burst_and_then_keeps_its_rate_whatever_others_do() {
+        let rate = Rate::new(RateLimit { per_second: 10, burst: 5 });
+        let (one, other) = (Sender::Key([1; 32]), Sender::Address(Ipv4Addr::LOCALHOST.into()));
+        let start = Instant::now();
+        let sent = |sender, now| (0..100).take_while(|_| rate.admit(sender, now).is_ok()).count();
+        assert_eq!((sent(one, start), sent(other, start)), (5, 5));
+        assert_eq!(rate.admit(one, start), Err(Duration::from_millis(100)));
+        let later = start + Duration::from_millis(200);
+        assert_eq!(sent(one, later), 2, "ten a second");
+        assert_eq!(sent(one, later + Duration::from_secs(60)), 5, "never more than the burst");
+    }
+}

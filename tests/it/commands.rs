@@ -1,0 +1,90 @@
+//! The command line against a running server: data for people and for programs, and exit codes that tell.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::support::{Engine, Server, TestDb};
+
+struct Ran {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+impl Ran {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {} {}", self.out, self.err))
+    }
+}
+
+fn stockade(server: &Server, args: &[&str]) -> Ran {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_stockade"));
+    let output = command.args(args).args(["--url", &server.url]).output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    Ran { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_order_can_be_placed_watched_paid_and_fulfilled() {
+    let db = TestDb::new(Engine::Sqlite).await;
+    let server = Server::start(&db, &[]);
+    let placed = stockade(&server, &["order", "place", "alice", "WIDGET-A=2@1250", "--json"]);
+    assert_eq!(placed.code, Some(0), "{}", placed.err);
+    let order = placed.json();
+    let number = order["number"].as_str().unwrap();
+    let watched = stockade(&server, &["order", "watch", number]);
+    assert_eq!(watched.code, Some(0), "{}", watched.err);
+    assert!(watched.out.contains("took the order") && watched.out.contains("inventory"), "{}", watched.out);
+    assert!(watched.err.contains(&format!("{number} is reserved")), "{}", watched.err);
+    let hops = stockade(&server, &["order", "watch", number, "--json"]);
+    assert!(hops.out.lines().all(|line| serde_json::from_str::<Value>(line).is_ok()), "{}", hops.out);
+    let wrong = stockade(&server, &["order", "pay", number, "--amount", "1"]);
+    assert_ne!(wrong.code, Some(0));
+    let paid = stockade(&server, &["order", "pay", number, "--json"]);
+    assert_eq!(paid.code, Some(0), "{}", paid.err);
+    assert_eq!(stockade(&server, &["order", "cancel", number]).code, Some(5), "not any more");
+    assert_eq!(stockade(&server, &["order", "fulfil", number, "--json"]).json()["status"], "fulfilled");
+    assert_eq!(stockade(&server, &["order", "get", "ORD-00000000"]).code, Some(4));
+    assert_eq!(stockade(&server, &["order", "place", "alice", "WIDGET-A"]).code, Some(2), "usage");
+    let listed = stockade(&server, &["order", "list", "--customer", "alice"]);
+    assert!(listed.out.contains(number) && listed.out.contains("WIDGET-A × 2"), "{}", listed.out);
+    let cancelled = stockade(&server, &["order", "place", "bob", "WIDGET-B=1", "--wait", "20s", "--json"]).json();
+    assert_eq!(cancelled["status"], "reserved");
+    let cancelled =
+        stockade(&server, &["order", "cancel", cancelled["id"].as_str().unwrap(), "--reason", "too late", "--json"]);
+    assert_eq!(cancelled.json()["status"], "cancelled", "{}", cancelled.err);
+    server.terminate().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stock_and_messages_can_be_looked_at_and_put_right() {
+    let db = TestDb::new(Engine::Sqlite).await;
+    let server = Server::start(&db, &[]);
+    assert_eq!(stockade(&server, &["stock", "set", "NEW/SKU", "5", "--json"]).json()[0]["on_hand"], 5);
+    let adjusted = stockade(&server, &["stock", "adjust", "NEW/SKU", "-2", "--reason", "broken", "--json"]);
+    assert_eq!(adjusted.json()[0]["on_hand"], 3, "{}", adjusted.err);
+    assert_eq!(stockade(&server, &["stock", "adjust", "NEW/SKU", "-9", "--reason", "no"]).code, Some(5));
+    let listed = stockade(&server, &["stock", "list"]);
+    assert!(listed.out.contains("NEW/SKU") && listed.out.starts_with("SKU"), "{}", listed.out);
+    let order = stockade(&server, &["order", "place", "alice", "WIDGET-A=1", "--wait", "20s", "--json"]).json();
+    let about = ["outbox", "--aggregate-id", order["id"].as_str().unwrap(), "--json"];
+    assert!(!stockade(&server, &about).json().as_array().unwrap().is_empty());
+    let inbox = stockade(&server, &["inbox", "--consumer", "inventory", "--json"]).json();
+    assert_eq!(inbox[0]["consumer"], "inventory");
+    assert_eq!(stockade(&server, &["inbox", "--state", "odd"]).code, Some(2));
+    let url = server.url.clone();
+    server.terminate().await;
+    let mut command = Command::new(env!("CARGO_BIN_EXE_stockade"));
+    let gone = command.args(["order", "list", "--url", &url]).output().unwrap();
+    assert_eq!(gone.status.code(), Some(6), "no server");
+}
+
+#[test]
+fn shells_can_complete_every_command() {
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        let output = Command::new(env!("CARGO_BIN_EXE_stockade")).args(["completions", shell]).output().unwrap();
+        let script = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success() && script.contains("dead-letters"), "{shell}");
+    }
+}

@@ -1,0 +1,171 @@
+//! Too much of anything is refused, cheaply, and keeps nobody else out.
+
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use reqwest::StatusCode;
+use serde_json::json;
+use stockade::access::Secret;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::support::{App, DEADLINE, Engine, TestDb, eventually, order, problem};
+
+async fn start(flags: &[&str]) -> (App, TestDb) {
+    let db = TestDb::new(Engine::Sqlite).await;
+    (App::start_with(&db, flags).await, db)
+}
+
+async fn connect(app: &App) -> TcpStream {
+    TcpStream::connect(app.running.address).await.unwrap()
+}
+
+/// What comes until the other side closes.
+async fn rest(stream: &mut TcpStream) -> String {
+    let mut text = Vec::new();
+    let read = tokio::time::timeout(DEADLINE, stream.read_to_end(&mut text)).await.expect("it is closed in time");
+    read.map(|_| ()).unwrap_or_default();
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_trickles_headers_or_says_nothing_is_hung_up_on() {
+    let (app, _db) = start(&["--http-header-timeout", "500ms"]).await;
+    let (mut silent, mut slow, mut kept) = (connect(&app).await, connect(&app).await, connect(&app).await);
+    slow.write_all(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX-").await.unwrap();
+    kept.write_all(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
+    let trickled = async {
+        while slow.write_all(b"a").await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, trickled).await.expect("a trickle is cut off");
+    assert!(!rest(&mut silent).await.contains("200 OK"));
+    assert!(rest(&mut kept).await.contains("200 OK"), "answered, and not kept for ever");
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_body_is_given_up_on_and_takes_no_place() {
+    let (app, _db) = start(&["--http-header-timeout", "1s", "--http-max-in-flight", "1"]).await;
+    let mut slow = connect(&app).await;
+    let head =
+        "POST /v1/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{";
+    slow.write_all(head.as_bytes()).await.unwrap();
+    app.read("/v1/stock").await;
+    let mut answer = vec![0; 16];
+    tokio::time::timeout(DEADLINE, slow.read_exact(&mut answer)).await.unwrap().unwrap();
+    assert!(answer.starts_with(b"HTTP/1.1 408"), "{}", String::from_utf8_lossy(&answer));
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn idle_connections_do_not_slow_an_honest_client() {
+    let (app, _db) = start(&["--http-header-timeout", "60s"]).await;
+    let idle: Vec<TcpStream> = join_all((0..300).map(|_| connect(&app))).await;
+    let began = Instant::now();
+    for _ in 0..20 {
+        app.read("/v1/stock").await;
+    }
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    drop(idle);
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_beyond_the_limit_wait_for_a_place() {
+    let (app, _db) = start(&["--http-max-connections", "2", "--http-header-timeout", "2s"]).await;
+    let _taken = [connect(&app).await, connect(&app).await];
+    let began = Instant::now();
+    app.read("/v1/stock").await;
+    assert!(began.elapsed() > Duration::from_millis(500), "it had to wait until one was closed");
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn beyond_what_can_be_in_hand_requests_are_told_to_come_again() {
+    let (app, _db) = start(&["--http-max-in-flight", "2"]).await;
+    app.put_stock("A", 1000).await;
+    let body = order("alice", &[("A", 1)]);
+    let sent = join_all((0..200).map(|_| app.post("/v1/orders", &body).send())).await;
+    let (mut placed, mut refused) = (0, 0);
+    for response in sent {
+        let response = response.unwrap();
+        match response.status() {
+            StatusCode::CREATED => placed += 1,
+            _ => {
+                assert_eq!(response.headers()["retry-after"], "1");
+                problem(response, 503, "overloaded").await;
+                refused += 1;
+            }
+        }
+    }
+    assert!(placed > 0 && refused > 0, "{placed} placed, {refused} refused");
+    assert_eq!(app.walk("/v1/orders").await.len(), placed, "what was refused was not done");
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_only_waits_keeps_nobody_out() {
+    let (app, _db) = start(&["--http-max-in-flight", "1"]).await;
+    app.tell("/v1/consumers/inventory/pause", &json!({})).await;
+    let waiting = app.post("/v1/orders", &order("alice", &[("WIDGET-A", 1)])).header("prefer", "wait=20").send();
+    let looking = async {
+        // Until the order is committed its request is the one in hand.
+        eventually("an order to look at", async || {
+            let response = app.get("/v1/orders").send().await.unwrap();
+            (response.status() == StatusCode::OK && response.text().await.unwrap().contains("alice")).then_some(())
+        })
+        .await;
+        app.read("/v1/stock").await;
+        app.tell("/v1/consumers/inventory/resume", &json!({})).await;
+    };
+    let (waited, ()) = tokio::join!(waiting, looking);
+    let order: serde_json::Value = waited.unwrap().json().await.unwrap();
+    assert_eq!(order["status"], "reserved");
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_key_has_a_rate_of_its_own() {
+    let secrets = [Secret::random(), Secret::random()];
+    let entries: Vec<String> = secrets.iter().map(|secret| format!("viewer:acme:{}", secret.hash())).collect();
+    let (app, _db) = start(&["--api-keys", &entries.join(","), "--rate-limit", "1", "--rate-limit-burst", "3"]).await;
+    let [eager, modest] = secrets.map(|secret| app.with_key(secret.reveal()));
+    let mut refused = None;
+    for _ in 0..20 {
+        let response = eager.get("/v1/stock").send().await.unwrap();
+        if response.status() == StatusCode::TOO_MANY_REQUESTS {
+            refused = Some(response);
+            break;
+        }
+    }
+    let refused = refused.expect("twenty at once are more than one a second");
+    assert!(refused.headers()["ratelimit-policy"].to_str().unwrap().contains("q=3"));
+    assert!(refused.headers()["ratelimit"].to_str().unwrap().contains("r=0"));
+    assert!(refused.headers()["retry-after"].to_str().unwrap().parse::<u32>().unwrap() >= 1);
+    problem(refused, 429, "rate-limited").await;
+    modest.read("/v1/stock").await;
+    for _ in 0..20 {
+        assert_eq!(app.get("/livez").send().await.unwrap().status(), StatusCode::OK, "probes are not counted");
+    }
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn large_heads_and_deep_bodies_are_refused() {
+    let (app, _db) = start(&[]).await;
+    // Whoever is still sending may see the connection closed before the answer.
+    if let Ok(response) = app.get("/v1/stock").header("x-large", "a".repeat(100_000)).send().await {
+        assert_eq!(response.status(), StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE);
+    }
+    let deep = format!("{{\"customer_id\":\"a\",\"items\":{}{}}}", "[".repeat(10_000), "]".repeat(10_000));
+    let request = app.client.post(format!("{}/v1/orders", app.url)).header("content-type", "application/json");
+    let response = request.body(deep).send().await.unwrap();
+    assert!([400, 422].contains(&response.status().as_u16()), "{}", response.status());
+    let large = json!({ "queue": "ledger", "body": "x".repeat(1024 * 1024) });
+    assert_eq!(app.post("/v1/lab/publish", &large).send().await.unwrap().status(), 202, "the lab takes more");
+    let response = app.post("/v1/orders", &large).send().await.unwrap();
+    problem(response, 413, "body-too-large").await;
+    app.stop().await;
+}
