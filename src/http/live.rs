@@ -133,6 +133,7 @@ struct Inner {
     rooms: Mutex<BTreeMap<String, watch::Sender<Arc<Picture>>>>,
     opened: Notify,
     places: Arc<Semaphore>,
+    places_max: usize,
     draining: CancellationToken,
 }
 
@@ -147,6 +148,11 @@ pub struct Sampler {
 }
 
 impl Live {
+    /// How many pages watch.
+    pub fn streams(&self) -> usize {
+        self.inner.places_max - self.inner.places.available_permits()
+    }
+
     /// `streams_max`: pages beyond that are told to poll. `draining`: cancelled when shutdown begins.
     pub fn new(streams_max: usize, draining: CancellationToken) -> Self {
         Self {
@@ -154,6 +160,7 @@ impl Live {
                 rooms: Mutex::default(),
                 opened: Notify::new(),
                 places: Arc::new(Semaphore::new(streams_max)),
+                places_max: streams_max,
                 draining,
             }),
         }
