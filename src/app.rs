@@ -193,6 +193,7 @@ impl Builder {
             operations: operations.clone(),
             token: settings.metrics_token.as_deref().map(str::to_owned),
             processed: processed.clone(),
+            live: watched.clone(),
         };
         let mut router = Router::from(probes::routes().with_state(probes))
             .merge(Router::from(operations::metrics::routes().with_state(scrape)));
@@ -286,12 +287,14 @@ pub async fn audit(settings: Settings) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// Connects to the broker as a server would, queues declared; says what it is, or fails with what is wrong.
-pub async fn try_broker(settings: &Settings) -> anyhow::Result<String> {
+/// Connects to the broker as a server would, queues declared; says what it is and which arguments are in force on each
+/// queue, or fails with what is wrong.
+pub async fn try_broker(settings: &Settings) -> anyhow::Result<Vec<(String, String)>> {
     let Some(options) = settings.rabbit()? else {
-        return Ok("embedded: tables of the database".to_owned());
+        return Ok(vec![("broker".to_owned(), "embedded: tables of the database".to_owned())]);
     };
-    let transport = Transport::Rabbit(Rabbit::try_new(options).map_err(anyhow::Error::msg)?);
+    let rabbit = Rabbit::try_new(options).map_err(anyhow::Error::msg)?;
+    let transport = Transport::Rabbit(rabbit.clone());
     transport.declare(&topology(&built_in(settings, &Clock::System)?, settings)).await?;
     let connected = async {
         transport.until_open(Way::Out).await;
@@ -307,7 +310,14 @@ pub async fn try_broker(settings: &Settings) -> anyhow::Result<String> {
     match condition {
         Some(Condition::Blocked(why)) => anyhow::bail!("it takes no messages: {why}"),
         Some(Condition::Down(why)) => anyhow::bail!("{why}"),
-        _ => Ok("rabbitmq: connected, exchanges and queues have the arguments that are wanted".to_owned()),
+        _ => {
+            let (version, queues) = rabbit.describe().await;
+            let version = version.unwrap_or_else(|| "of a version it does not tell".to_owned());
+            let broker = format!("rabbitmq {version}: exchanges and queues are as wanted");
+            let mut told = vec![("broker".to_owned(), broker)];
+            told.extend(queues.into_iter().map(|(queue, arguments)| (format!("queue {queue}"), arguments)));
+            Ok(told)
+        }
     }
 }
 

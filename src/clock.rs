@@ -194,6 +194,13 @@ pub fn first_id_at(moment: Timestamp) -> Uuid {
     Uuid::from_u128(u128::from(moment.millis().unsigned_abs() & 0xffff_ffff_ffff) << 80)
 }
 
+/// When a UUIDv7 was minted; `None` of an id of another kind.
+pub fn minted_at(id: &Uuid) -> Option<Timestamp> {
+    let is_v7 = id.get_version() == Some(uuid::Version::SortRand);
+    let millis = i64::try_from(id.as_u128() >> 80).unwrap_or(i64::MAX);
+    is_v7.then(|| Timestamp::from_millis(millis))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -216,6 +223,8 @@ mod tests {
         let (before, now) = (Clock::System.now(), mint_id());
         assert!(first_id_at(before) <= now && now < first_id_at(before.plus(Duration::from_secs(60))));
         assert!(first_id_at(Timestamp::from_millis(5)) < first_id_at(Timestamp::from_millis(6)));
+        assert!(minted_at(&now).unwrap() >= before);
+        assert_eq!(minted_at(&Uuid::nil()), None);
     }
 
     #[test]

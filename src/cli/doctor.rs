@@ -65,10 +65,10 @@ impl Doctor {
         });
         findings.extend(look_at_database(&self.settings).await);
         findings.extend(look_at_disk(&self.settings));
-        findings.push(match app::try_broker(&self.settings).await {
-            Ok(detail) => finding("broker", Verdict::Ok, detail),
-            Err(error) => finding("broker", Verdict::Bad, format!("{error:#}")),
-        });
+        match app::try_broker(&self.settings).await {
+            Ok(told) => findings.extend(told.into_iter().map(|(what, detail)| finding(&what, Verdict::Ok, detail))),
+            Err(error) => findings.push(finding("broker", Verdict::Bad, format!("{error:#}"))),
+        }
         findings.push(look_at_server(&self.settings).await);
         if self.json {
             println!("{}", serde_json::to_string(&findings)?);
@@ -79,7 +79,7 @@ impl Doctor {
                     Verdict::Warning => "warning ",
                     Verdict::Bad => "BAD     ",
                 };
-                println!("{mark}{what:<22}{detail}");
+                println!("{mark}{what:<32} {detail}");
             }
         }
         let bad = findings.iter().any(|finding| finding.verdict == Verdict::Bad);

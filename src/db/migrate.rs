@@ -21,7 +21,7 @@ macro_rules! migrations {
     };
 }
 
-const MIGRATIONS: [(i64, &str, &str, &str); 14] = migrations![
+const MIGRATIONS: [(i64, &str, &str, &str); 15] = migrations![
     1 "0001_messaging",
     2 "0002_orders",
     3 "0003_inventory",
@@ -32,6 +32,7 @@ const MIGRATIONS: [(i64, &str, &str, &str); 14] = migrations![
     20 "0020_messaging",
     21 "0021_orders",
     30 "0030_messaging",
+    31 "0031_messaging",
     40 "0040_messaging_fenced",
     41 "0041_notifications_sending",
     50 "0050_access",

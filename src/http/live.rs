@@ -171,6 +171,7 @@ struct Inner {
     opened: Notify,
     places: Arc<Semaphore>,
     keys: Keys,
+    places_max: usize,
     draining: CancellationToken,
 }
 
@@ -185,6 +186,11 @@ pub struct Sampler {
 }
 
 impl Live {
+    /// How many pages watch.
+    pub fn streams(&self) -> usize {
+        self.inner.places_max - self.inner.places.available_permits()
+    }
+
     /// `streams_max`: pages beyond that are told to poll. `keys`: a stream ends when what let it in is no longer good.
     /// `draining`: cancelled when shutdown begins.
     pub fn new(streams_max: usize, keys: Keys, draining: CancellationToken) -> Self {
@@ -194,6 +200,7 @@ impl Live {
                 opened: Notify::new(),
                 places: Arc::new(Semaphore::new(streams_max)),
                 keys,
+                places_max: streams_max,
                 draining,
             }),
         }

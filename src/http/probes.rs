@@ -22,8 +22,8 @@ use crate::messaging::instances::{self, Instance};
 use crate::messaging::transport::{Condition, Topology};
 use crate::messaging::{Kernel, office, outbox, relay};
 
-/// No probe takes longer than this, whatever is down.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a probe waits for the database: all of them answer within a second, whatever is down.
+const PROBE_TIMEOUT: Duration = Duration::from_millis(700);
 
 #[derive(Clone)]
 pub struct Probes {
@@ -36,7 +36,11 @@ pub struct Probes {
 }
 
 pub fn routes() -> OpenApiRouter<Probes> {
-    OpenApiRouter::new().routes(routes!(livez)).routes(routes!(readyz)).routes(routes!(health))
+    OpenApiRouter::new()
+        .routes(routes!(livez))
+        .routes(routes!(readyz))
+        .routes(routes!(startupz))
+        .routes(routes!(health))
 }
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]
@@ -79,6 +83,22 @@ async fn readyz(State(probes): State<Probes>) -> Response {
     let up = health.database.status == "up";
     let status = if draining || !up || refusing { "unavailable" } else { health.status };
     let code = if status == "unavailable" { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
+    (code, Json(Readiness { status, checks })).into_response()
+}
+
+/// Has everything that this instance runs begun its work? Touches nothing.
+///
+/// What cannot work for now, such as a consumer without its broker, has begun all the same.
+#[utoipa::path(get, path = "/startupz", tag = "health", responses(
+    (status = 200, body = Readiness),
+    (status = 503, description = "Still starting", body = Readiness),
+))]
+async fn startupz(State(probes): State<Probes>) -> Response {
+    let loops = probes.kernel.health.statuses();
+    let starting = loops.values().any(|status| status.state == LoopState::Starting);
+    let checks = loops.into_iter().map(|(name, status)| (name, format!("{:?}", status.state).to_lowercase())).collect();
+    let (code, status) =
+        if starting { (StatusCode::SERVICE_UNAVAILABLE, "unavailable") } else { (StatusCode::OK, "ok") };
     (code, Json(Readiness { status, checks })).into_response()
 }
 

@@ -30,4 +30,18 @@ impl Reaction for Ledger {
     async fn react(&self, tx: &mut Tx, batch: &[&Message<Fact>]) -> sqlx::Result<Vec<Outcome>> {
         service::book_many(tx, batch).await
     }
+
+    fn committed(&self, batch: &[&Message<Fact>], outcomes: &[Outcome]) {
+        for (message, outcome) in batch.iter().zip(outcomes) {
+            if let (Fact::Paid(paid), Outcome::Done) = (&message.fact, outcome)
+                && paid.amount_minor.get() > 0
+            {
+                let (event, order_id) = (&message.event, paid.order_id);
+                tracing::info!(
+                    order.id = %order_id, event.id = %event.event_id, correlation.id = event.correlation_id,
+                    "BOOKED {order_id}: {} {}", paid.amount_minor.get(), paid.currency.as_str()
+                );
+            }
+        }
+    }
 }

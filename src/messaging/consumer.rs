@@ -23,9 +23,10 @@ use super::event::{self, Event, Label, Message, Unreadable};
 use super::health::{LoopState, Pulse};
 use super::inbox::{self, Action, Arrival, Claim, Mark, Met, State};
 use super::outbox::{self, Entry};
+use super::tally::{self, Told};
 use super::transport::{Delivery, RawMessage, Subscription, Tag, TransportError, Way};
 use super::waiting::{self, Ran, Wait, Waking};
-use super::{Kernel, Outcome, Pace, Patience, Reaction, tally};
+use super::{Kernel, Outcome, Pace, Patience, Reaction};
 use crate::clock::{Timestamp, in_words, mint_id};
 use crate::db::{Trouble, Tx};
 use crate::trace::{KeyValue, Span, SpanKind, Traceparent};
@@ -130,6 +131,7 @@ pub(super) struct Books {
     waits: Vec<Wait>,
     retries: Vec<Entry>,
     claims: Vec<Claim>,
+    told: Vec<Told>,
     /// New events that are simply done, whose inbox row says so already.
     done_at_once: usize,
 }
@@ -335,15 +337,18 @@ impl<R: Reaction> Consumer<R> {
                     tracing::warn!(
                         consumer = R::NAME,
                         reason = unreadable.code,
-                        message.id = ?delivery.message_id,
-                        "DEAD LETTER {}: {unreadable}",
+                        message.id = delivery.message_id,
+                        correlation.id = delivery.correlation_id,
+                        "DEAD LETTER {} message {} ({}): {unreadable}",
                         R::NAME,
+                        delivery.message_id.as_deref().unwrap_or("without an id"),
+                        unreadable.code,
                     );
                     tally::rejected(self.kernel.db.metrics(), R::NAME, unreadable.code.into());
                     settled.push((delivery.tag, Settle::Reject));
                 }
                 Ok(mut message) => {
-                    let span = begin_span::<R>(&message, &self.queue);
+                    let span = begin_span::<R>(&message, &self.queue, self.kernel.transport.name());
                     message.event.traceparent = span.carried();
                     let attempts = delivery.headers.get(outbox::X_ATTEMPTS).and_then(serde_json::Value::as_i64);
                     let item = Item {
@@ -431,7 +436,10 @@ impl<R: Reaction> Consumer<R> {
         settled.extend(decided);
         if !plan.duplicates.is_empty() {
             inbox::count_duplicates(&mut tx, R::NAME, &plan.duplicates).await?;
-            tally::duplicates_on_commit(&mut tx, R::NAME, plan.duplicates);
+            // Items are in the order of their ids.
+            let find = |id| items.binary_search_by_key(id, |item: &Item<_>| item.message.event.event_id).ok();
+            let repeated = plan.duplicates.iter().filter_map(find).map(|index| &items[index].message);
+            tally::duplicates_on_commit(&mut tx, R::NAME, repeated);
         }
         let woken = self.wake(&mut tx, batch.iter().copied().zip(&outcomes), waking).await?;
         self.kernel.faults.reach("consumer.before_commit", R::NAME);
@@ -570,6 +578,7 @@ impl<R: Reaction> Consumer<R> {
 
     pub(super) async fn write_books(&self, tx: &mut Tx, books: &Books) -> sqlx::Result<()> {
         tally::on_commit(tx, R::NAME, books.done_at_once, &books.marks, books.waits.len());
+        tally::tell_on_commit(tx, R::NAME, &books.told);
         if !books.marks.is_empty() {
             let now = tx.now();
             inbox::mark_many(tx, R::NAME, &books.marks, now).await?;
@@ -624,24 +633,20 @@ impl<R: Reaction> Consumer<R> {
             Outcome::Wait { key } => {
                 assert!(R::AWAITED.contains(key), "{} must declare that {key} is awaited, or nothing wakes", R::NAME);
                 let waiting_for = waiting::name(key, &message.event);
+                books.told.push(Told::kept(&message.event, key));
                 // To wait is no attempt.
                 books.waits.push(Wait { event_id, attempts, waiting_for, body: message.body.clone() });
                 Settle::Ack
             }
             Outcome::Reject { reason, error } => {
-                tracing::warn!(
-                    consumer = R::NAME, event.id = %event_id, reason, %error, "DEAD LETTER {} {}", R::NAME, message.key
-                );
+                books.told.push(Told::dead_letter(&message.event, reason, error));
                 books.marks.push(mark(State::Dead, None, Some(reason), Some(error)));
                 Settle::Reject
             }
             Outcome::Retry { error, after } => match self.kernel.tuning.retry.delay(attempt.unsigned_abs()) {
                 Some(delay) => {
                     let delay = delay.max(*after);
-                    tracing::info!(
-                        consumer = R::NAME, event.id = %event_id, attempts = attempt, ?delay, %error, "RETRY {} {}",
-                        R::NAME, message.key
-                    );
+                    books.told.push(Told::retry(&message.event, attempt, delay, error));
                     books.retries.push(Entry::retry(&message.event, message.body.clone(), &self.queue, attempt, delay));
                     books.marks.push(mark(State::Retrying, Some(delay), None, Some(error)));
                     Settle::AckRetry
@@ -745,10 +750,10 @@ impl Plan {
 }
 
 /// The span of handling one message, in the words of OpenTelemetry's conventions.
-fn begin_span<R: Reaction>(message: &Message<R::Fact>, queue: &str) -> Span {
+fn begin_span<R: Reaction>(message: &Message<R::Fact>, queue: &str, system: &'static str) -> Span {
     Span::begin(message.event.traceparent, SpanKind::Consumer, || {
         let attributes = vec![
-            KeyValue::new("messaging.system", "stockade"),
+            KeyValue::new("messaging.system", system),
             KeyValue::new("messaging.operation.type", "process"),
             KeyValue::new("messaging.operation.name", "process"),
             KeyValue::new("messaging.destination.name", queue.to_owned()),

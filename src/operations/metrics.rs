@@ -17,6 +17,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -24,13 +25,14 @@ use super::Operations;
 use crate::clock::Timestamp;
 use crate::http::caller::Caller;
 use crate::http::guard::bearer;
+use crate::http::live::Live;
 use crate::http::problem::Problem;
 use crate::messaging::transport::{Binding, Condition};
 use crate::messaging::{dead_letters, inbox, office, outbox, relay};
 use crate::metrics::Labels;
 
-/// A scrape is answered within this, whatever is down.
-const READ_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a scrape waits for the database: it is answered within a second, whatever is down.
+const READ_TIMEOUT: Duration = Duration::from_millis(800);
 /// How often the processed rows of the inbox are counted anew, and how many times as long as a count takes it must
 /// have rested.
 const RECOUNT_EVERY: Duration = Duration::from_secs(60);
@@ -53,6 +55,7 @@ pub struct Scrape {
     /// What a caller must know; anybody may look if there is none.
     pub token: Option<String>,
     pub processed: ProcessedRows,
+    pub live: Live,
 }
 
 /// The last count of processed inbox rows, per consumer.
@@ -123,8 +126,7 @@ impl Scrape {
                 let how = "metrics need the token of METRICS_TOKEN, as x-metrics-token or as a Bearer token";
                 Err(Problem::new(401, "token-missing", how))
             }
-            // Hashes, so that the time it takes tells nothing of the token.
-            Some(given) if Sha256::digest(given) != Sha256::digest(token) => {
+            Some(given) if !is_same(given, token) => {
                 Err(Problem::new(401, "token-invalid", "this is not the token of METRICS_TOKEN"))
             }
             Some(_) => Ok(()),
@@ -150,6 +152,8 @@ impl Scrape {
         let kernel = &self.operations.kernel;
         gauges.info(kernel.db.engine_name(), kernel.transport.name());
         self.count_orders(gauges);
+        let streams = float(i64::try_from(self.live.streams()).unwrap_or(i64::MAX));
+        gauges.set("stockade_sse_streams", "Pages that watch", &[], streams);
         if let Some(audit) = self.operations.audits.latest() {
             for checked in &audit.checks {
                 let help = "Rows that break a promise, as the last audits found";
@@ -276,6 +280,11 @@ impl Tables {
             );
         }
     }
+}
+
+/// In a time that tells nothing of the token, nor of its length.
+fn is_same(given: &str, token: &str) -> bool {
+    Sha256::digest(given).ct_eq(&Sha256::digest(token)).into()
 }
 
 const INBOX_ROWS: &str = "stockade_inbox_rows";

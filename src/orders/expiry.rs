@@ -65,7 +65,6 @@ impl Expiry {
         let mut tx = self.db.begin().await?;
         let expired = service::expire_many(&mut tx, BATCH).await?;
         tx.commit().await?;
-        tracing::info!(orders = expired, "EXPIRED {expired} orders that were not paid while they were held");
         Ok(expired)
     }
 }

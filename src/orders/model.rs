@@ -213,6 +213,7 @@ impl Step {
 pub struct Standing {
     pub group_id: String,
     pub id: OrderId,
+    pub number: String,
     pub subsidiary_id: Option<String>,
     pub correlation_id: String,
     pub status: Status,
@@ -297,6 +298,7 @@ mod tests {
         Standing {
             group_id: "g".into(),
             id: OrderId(mint_id()),
+            number: "ORD-7K2M9QXA".into(),
             subsidiary_id: None,
             correlation_id: "c".into(),
             status,

@@ -9,7 +9,7 @@ use super::error::OrderError;
 use super::events::{CANCELLED, EXPIRED, FULFILLED, OrderMoved, OrderPaid, PAID, PLACED};
 use super::model::{Order, OrderId, Placing, Refusal, Request, Standing, Status, Step};
 use super::store::{self, Key, KeyUse, StepKey, Taken};
-use crate::clock::Timestamp;
+use crate::clock::{Timestamp, minted_at};
 use crate::db::Tx;
 use crate::messaging::{Event, Origin, outbox};
 use crate::numbers::Numbers;
@@ -228,6 +228,7 @@ pub async fn step_many(tx: &mut Tx, requests: &[&StepRequest]) -> sqlx::Result<V
     let keys: Vec<StepKey<'_>> = requests.iter().filter_map(|request| request.key_use()).collect();
     let mut used = store::find_step_keys(tx, &keys).await?;
     let (mut taken, mut events, mut first_uses) = (BTreeMap::new(), Vec::new(), Vec::new());
+    let mut told = Told::default();
     let mut answers = Vec::with_capacity(requests.len());
     for request in requests {
         let key = request.key_use();
@@ -250,6 +251,7 @@ pub async fn step_many(tx: &mut Tx, requests: &[&StepRequest]) -> sqlx::Result<V
                 let from = taken.get(&(group_id, id)).map_or(standing.status, |earlier: &Taken<'_>| earlier.from);
                 taken.insert((group_id, id), Taken { group_id, id, from, to, reason });
                 events.push(step_event(standing, &request.step, request.traceparent, now));
+                told.add(standing, to, &events);
                 standing.status = to;
                 if let Some(key) = key {
                     used.insert(key.scope(), key.fingerprint);
@@ -265,6 +267,7 @@ pub async fn step_many(tx: &mut Tx, requests: &[&StepRequest]) -> sqlx::Result<V
         store::take_many(tx, &taken, now).await?;
         outbox::append_events(tx, &events).await?;
         tx.ring_on_commit(BELL);
+        tx.after_commit(move || told.tell());
     }
     Ok(answers)
 }
@@ -275,12 +278,38 @@ pub async fn expire_many(tx: &mut Tx, limit: i64) -> sqlx::Result<usize> {
     let now = tx.now();
     let expired = store::expire_many(tx, limit, Step::Expire.reason(), now).await?;
     if !expired.is_empty() {
-        let events: Vec<Event> =
-            expired.iter().map(|standing| step_event(standing, &Step::Expire, None, now)).collect();
+        let (mut events, mut told) = (Vec::with_capacity(expired.len()), Told::default());
+        for standing in &expired {
+            events.push(step_event(standing, &Step::Expire, None, now));
+            told.add(standing, Status::Expired, &events);
+        }
         outbox::append_events(tx, &events).await?;
         tx.ring_on_commit(BELL);
+        tx.after_commit(move || told.tell());
     }
     Ok(expired.len())
+}
+
+/// What the log is to say of orders once it is true: a line each that reads alone.
+#[derive(Default)]
+struct Told(Vec<(OrderId, Uuid, String, String)>);
+
+impl Told {
+    /// `events` ends with the one about this step.
+    fn add(&mut self, order: &Standing, to: Status, events: &[Event]) {
+        if tracing::enabled!(tracing::Level::INFO)
+            && let Some(event) = events.last()
+        {
+            let line = format!("{} {}", to.as_str().to_uppercase(), order.number);
+            self.0.push((order.id, event.event_id, event.correlation_id.clone(), line));
+        }
+    }
+
+    fn tell(self) {
+        for (OrderId(order_id), event_id, correlation_id, line) in self.0 {
+            tracing::info!(order.id = %order_id, event.id = %event_id, correlation.id = correlation_id, "{line}");
+        }
+    }
 }
 
 fn step_event(order: &Standing, step: &Step, traceparent: Option<Traceparent>, now: Timestamp) -> Event {
@@ -307,11 +336,9 @@ fn step_event(order: &Standing, step: &Step, traceparent: Option<Traceparent>, n
 
 /// Times answered orders from their placing, which their ids tell: they are minted with the order.
 fn time_on_commit(tx: &mut Tx, answers: &[Answer]) {
-    let placed_at = |answer: &Answer| Some(answer.order_id.0.get_timestamp()?.to_unix());
     let took: Vec<f64> = answers
         .iter()
-        .filter_map(placed_at)
-        .map(|(seconds, nanos)| Timestamp::from_millis((seconds * 1000 + u64::from(nanos) / 1_000_000).cast_signed()))
+        .filter_map(|answer| minted_at(&answer.order_id.0))
         .map(|placed_at| tx.now().since(placed_at).as_secs_f64())
         .collect();
     let metrics = tx.metrics().clone();

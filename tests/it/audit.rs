@@ -1,7 +1,11 @@
 //! The audit: silent while promises are kept, whatever is under way, and loud about each that is broken.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, SqliteConnection};
+use stockade::messaging::retention::{Keep, Retention};
+use tokio_util::sync::CancellationToken;
 
 use crate::support::{App, Server, TestDb, each_database, eventually};
 
@@ -47,22 +51,124 @@ async fn at_rest(app: &App) {
     eventually("rest", || async { (audit(app).await["unsettled"] == 0).then_some(()) }).await;
 }
 
-/// Changes rows behind everybody's back, constraints or not.
+/// Changes rows behind everybody's back, constraints or not. `{N minutes}` is a span of time on either database.
 async fn plant(db: &TestDb, statements: &[&str]) {
+    let spans = ["10", "20"].map(|count| (format!("{{{count} minutes}}"), count));
     if db.url.starts_with("sqlite") {
         let mut raw = SqliteConnection::connect(&db.url).await.unwrap();
         raw.execute("PRAGMA ignore_check_constraints = ON; PRAGMA busy_timeout = 5000").await.unwrap();
-        for sql in statements {
-            raw.execute(AssertSqlSafe(*sql)).await.unwrap();
+        for sql in statements.iter().filter(|sql| !sql.starts_with("ALTER")) {
+            let sql = spans.iter().fold((*sql).to_owned(), |sql, (word, n)| sql.replace(word, &format!("{n} * 60000")));
+            raw.execute(AssertSqlSafe(sql)).await.unwrap();
         }
         raw.close().await.unwrap();
     } else {
         let mut raw = PgConnection::connect(&db.url).await.unwrap();
         for sql in statements {
-            raw.execute(AssertSqlSafe(*sql)).await.unwrap();
+            let span = |sql: String, (word, n): &(String, &str)| sql.replace(word, &format!("interval '{n} minutes'"));
+            raw.execute(AssertSqlSafe(spans.iter().fold((*sql).to_owned(), span))).await.unwrap();
         }
         raw.close().await.unwrap();
     }
+}
+
+const DAY: Duration = Duration::from_secs(86_400);
+const NOTHING_FORGOTTEN: Keep =
+    Keep { outbox: DAY, archive: DAY, inbox: DAY, dead_letters: DAY, look_every: Duration::from_secs(60) };
+
+/// Lets retention run once, as if `keep` were its settings.
+async fn forget(app: &App, keep: Keep) {
+    let mut kernel = app.running.kernel.clone();
+    kernel.tuning.keep = keep;
+    Retention::new(kernel, Vec::new()).pass(&CancellationToken::new()).await.unwrap();
+}
+
+/// Each stage of forgetting: to the archive, out of it, verdicts too, letters too.
+fn stages() -> [Keep; 4] {
+    let archived = Keep { outbox: Duration::ZERO, ..NOTHING_FORGOTTEN };
+    let removed = Keep { archive: Duration::ZERO, ..archived };
+    let verdicts = Keep { inbox: Duration::ZERO, ..removed };
+    [archived, removed, verdicts, Keep { dead_letters: Duration::ZERO, ..verdicts }]
+}
+
+async fn what_retention_has_forgotten_is_no_violation(db: TestDb) {
+    let app = App::start_with(&db, &["--retry-max", "1"]).await;
+    trade(&app).await;
+    // A letter that is put aside, and an order whose events a paused consumer has still to take.
+    app.tell("/v1/lab/fail", &json!({ "consumer": "notifications", "times": 1 })).await;
+    app.place_and_wait("a", &[("T", 1)]).await;
+    let letter = app.eventually_list("/v1/dead-letters", 1).await.remove(0);
+    app.tell(&format!("/v1/dead-letters/{}/discard", letter["id"].as_str().unwrap()), &json!({ "reason": "a test" }))
+        .await;
+    app.tell("/v1/consumers/ledger/pause", &json!({})).await;
+    let order = app.place_and_wait("a", &[("T", 1)]).await;
+    app.tell(&format!("/v1/orders/{}/cancel", order["id"].as_str().unwrap()), &json!({})).await;
+    for (stage, keep) in stages().into_iter().enumerate() {
+        forget(&app, keep).await;
+        let report = audit(&app).await;
+        assert_eq!(report["violations"], 0, "stage {stage}: {report:#}");
+    }
+    assert_eq!(db.count("SELECT count(*) FROM messaging_outbox_archive").await, 0, "all of it was forgotten");
+    app.tell("/v1/consumers/ledger/resume", &json!({})).await;
+    at_rest(&app).await;
+    assert_kept(&app).await;
+    app.stop().await;
+}
+
+async fn a_breach_is_found_in_the_archive_too(db: TestDb) {
+    let app = App::start(&db).await;
+    trade(&app).await;
+    forget(&app, stages()[0]).await;
+    assert_eq!(db.count("SELECT count(*) FROM messaging_outbox").await, 0);
+    assert_kept(&app).await;
+    plant(
+        &db,
+        &[
+            "UPDATE messaging_outbox_archive SET aggregate_id = (SELECT min(aggregate_id) FROM messaging_outbox_archive
+                  WHERE aggregate_type = 'inventory') WHERE aggregate_type = 'inventory'",
+            "DELETE FROM notifications_notices WHERE kind = 'paid'",
+            "DELETE FROM ledger_entries",
+        ],
+    )
+    .await;
+    let report = audit(&app).await;
+    for name in ["one-answer-per-order", "one-notice-per-outcome", "one-credit-per-payment"] {
+        assert!(broken(&report).contains(&name), "{name}: {report:#}");
+    }
+    app.stop().await;
+}
+
+async fn it_is_silent_under_load(db: TestDb) {
+    let app = App::start(&db).await;
+    app.put_stock("T", 40).await;
+    let trading = async {
+        for _ in 0..3 {
+            let shop = |n: i64| {
+                let app = &app;
+                async move {
+                    let id = app.reserve("T", 100 + n).await;
+                    match n % 3 {
+                        0 => assert!(app.step(&id, "cancel").await.status().is_success()),
+                        1 => assert!(app.pay(&id, 100 + n).await.status().is_success()),
+                        _ => {
+                            assert!(app.pay(&id, 100 + n).await.status().is_success());
+                            assert!(app.step(&id, "fulfil").await.status().is_success());
+                        }
+                    }
+                }
+            };
+            futures_util::future::join_all((0..12).map(shop)).await;
+        }
+    };
+    let looking = async {
+        loop {
+            assert_kept(&app).await;
+        }
+    };
+    tokio::select! { () = trading => {} () = looking => unreachable!("it looks until the trading is over") }
+    at_rest(&app).await;
+    assert_kept(&app).await;
+    app.stop().await;
 }
 
 async fn every_promise_is_kept_by_a_whole_trade(db: TestDb) {
@@ -70,7 +176,7 @@ async fn every_promise_is_kept_by_a_whole_trade(db: TestDb) {
     trade(&app).await;
     let report = audit(&app).await;
     assert_eq!(report["violations"], 0, "{report:#}");
-    assert!(report["checks"].as_array().unwrap().len() > 15, "{report:#}");
+    assert!(report["checks"].as_array().unwrap().len() > 20, "{report:#}");
     app.stop().await;
 }
 
@@ -151,16 +257,71 @@ const BREACHES: &[(&str, &[&str])] = &[
     ("only-paid-orders-are-booked", &["UPDATE orders_orders SET status = 'reserved' WHERE status = 'paid'"]),
     ("nothing-unpublishable", &["UPDATE messaging_outbox SET status = 'dead' WHERE event_type = 'cancelled'"]),
     (
+        // What was published a moment ago might still be on its way.
         "nothing-lost",
         &[
             "DELETE FROM messaging_inbox WHERE consumer = 'orders'",
-            "UPDATE messaging_bound SET since = (SELECT min(created_at) FROM orders_orders)",
+            "UPDATE messaging_outbox SET published_at = published_at - {10 minutes}",
+            "UPDATE messaging_bound SET since = since - {20 minutes}",
+        ],
+    ),
+    (
+        // And so might what was rejected a moment ago.
+        "nothing-lost",
+        &[
+            "UPDATE messaging_inbox SET state = 'dead', finished_at = finished_at - {10 minutes} WHERE consumer = 'orders'",
+            "UPDATE messaging_forgotten SET until = until - {20 minutes}",
+        ],
+    ),
+    ("answers-are-true", &["DELETE FROM inventory_reservations WHERE state = 'held'"]),
+    (
+        "answers-are-true",
+        &["UPDATE messaging_outbox SET event_type = 'failed' WHERE aggregate_type = 'inventory'"],
+    ),
+    ("orders-took-legal-steps", &["UPDATE orders_orders SET status = 'expired' WHERE status = 'cancelled'"]),
+    ("orders-took-legal-steps", &["UPDATE orders_orders SET status = 'paid' WHERE status = 'reserved'"]),
+    ("orders-took-legal-steps", &["UPDATE messaging_outbox SET event_type = 'paid' WHERE event_type = 'fulfilled'"]),
+    ("orders-took-legal-steps", &["DELETE FROM messaging_outbox WHERE event_type = 'paid'"]),
+    ("orders-and-reservations-agree", &["UPDATE inventory_reservations SET state = 'held' WHERE state = 'committed'"]),
+    ("orders-and-reservations-agree", &["UPDATE inventory_reservations SET state = 'held' WHERE state = 'released'"]),
+    (
+        "orders-and-reservations-agree",
+        &["UPDATE inventory_reservations SET state = 'committed' WHERE state = 'fulfilled'"],
+    ),
+    (
+        "one-effect-per-event",
+        &["UPDATE inventory_reservations SET cause_event_id =
+               (SELECT cause_event_id FROM inventory_reservations ORDER BY id LIMIT 1)"],
+    ),
+    (
+        "one-effect-per-event",
+        &["UPDATE notifications_notices SET event_id = (SELECT event_id FROM notifications_notices ORDER BY id LIMIT 1)"],
+    ),
+    ("books-balance", &["DELETE FROM ledger_entries WHERE account = 'cash'"]),
+    (
+        "one-booking-per-order",
+        &["UPDATE ledger_orders SET paid_event_id = NULL"],
+    ),
+    ("entries-have-causes", &["DELETE FROM messaging_inbox WHERE consumer = 'ledger'"]),
+    (
+        "no-wake-up-lost",
+        &["UPDATE messaging_inbox SET state = 'waiting', waiting_for = 'order.placed ' || aggregate_id,
+               deadline_at = finished_at, lease_until = finished_at, finished_at = NULL
+           WHERE consumer = 'ledger' AND event_type = 'order.paid'"],
+    ),
+    (
+        "nothing-waits-for-ever",
+        &[
+            "UPDATE messaging_inbox SET finished_at = finished_at - {10 minutes} WHERE consumer = 'ledger' AND event_id =
+                 (SELECT event_id FROM messaging_inbox WHERE consumer = 'ledger' ORDER BY event_id LIMIT 1)",
+            "UPDATE messaging_inbox SET state = 'waiting', waiting_for = 'order.placed it',
+                 deadline_at = finished_at - {20 minutes}, lease_until = finished_at, finished_at = NULL
+             WHERE consumer = 'ledger' AND event_type = 'order.paid'",
         ],
     ),
 ];
 
 async fn each_planted_breach_is_found_by_its_check(db: TestDb) {
-    let sqlite = db.url.starts_with("sqlite");
     let app = App::start(&db).await;
     trade(&app).await;
     assert_kept(&app).await;
@@ -176,16 +337,7 @@ async fn each_planted_breach_is_found_by_its_check(db: TestDb) {
     }
     for (name, statements) in BREACHES {
         let copy = Copy::of(&db).await;
-        let statements: Vec<&str> =
-            statements.iter().copied().filter(|sql| !sqlite || !sql.starts_with("ALTER")).collect();
-        plant(&copy.db, &statements).await;
-        if *name == "nothing-lost" {
-            // What was published a moment ago might still be on its way.
-            let earlier = if sqlite { "published_at - 600000" } else { "published_at - interval '10 minutes'" };
-            let bound = if sqlite { "0" } else { "'2000-01-01'" };
-            let age = format!("UPDATE messaging_outbox SET published_at = {earlier}");
-            plant(&copy.db, &[&age, &format!("UPDATE messaging_bound SET since = {bound}")]).await;
-        }
+        plant(&copy.db, statements).await;
         let app = App::start_with(&copy.db, &["--modules", "api"]).await;
         let report = audit(&app).await;
         assert!(broken(&report).contains(name), "{name}: {report:#}");
@@ -263,6 +415,9 @@ each_database!(
     every_promise_is_kept_by_a_whole_trade,
     what_is_under_way_is_no_violation,
     foreign_events_break_no_promise,
+    what_retention_has_forgotten_is_no_violation,
+    a_breach_is_found_in_the_archive_too,
+    it_is_silent_under_load,
     each_planted_breach_is_found_by_its_check,
     it_runs_by_itself_and_metrics_tell,
     the_command_tells_by_its_exit_code,

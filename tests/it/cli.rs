@@ -7,7 +7,7 @@ use std::process::{Child, Command, Output, Stdio};
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 
-use crate::support::{Api, Engine, Server, TestDb};
+use crate::support::{Api, Engine, Server, TestDb, Wire};
 
 /// The binary in a folder of its own, with nothing set.
 fn stockade(folder: &Path, args: &[&str]) -> Command {
@@ -247,3 +247,31 @@ async fn the_doctor_looks_at_everything_a_server_stands_on(db: TestDb) {
 }
 
 crate::support::each_database!(the_doctor_looks_at_everything_a_server_stands_on);
+
+async fn the_doctor_tells_the_arguments_of_every_queue(db: TestDb) {
+    let server = Server::start(&db, &[]);
+    server.until_connected().await;
+    let Wire::Rabbit { url, prefix } = &db.wire else { unreachable!("on RabbitMQ") };
+    let flags = ["--broker-url", url, "--queue-prefix", prefix];
+    let (code, found) = findings(&db, &flags).await;
+    assert_eq!(code, Some(0), "{found:#?}");
+    let about = |what: &str| found.iter().find(|finding| finding["what"] == what).unwrap()["detail"].as_str().unwrap();
+    let version = about("broker").strip_prefix("rabbitmq ").unwrap().split(':').next().unwrap();
+    assert!(version.split('.').all(|part| part.parse::<u32>().is_ok()), "{version}");
+    let inventory = about(&format!("queue {prefix}.inventory"));
+    for argument in [
+        "x-queue-type=quorum".to_owned(),
+        "x-delivery-limit=50".to_owned(),
+        "x-overflow=reject-publish".to_owned(),
+        "x-dead-letter-strategy=at-least-once".to_owned(),
+        format!("x-dead-letter-exchange={prefix}.events.dlx"),
+    ] {
+        assert!(inventory.contains(&argument), "{argument} in {inventory}");
+    }
+    assert!(about(&format!("queue {prefix}.inventory.dlq")).contains("x-queue-type=quorum"));
+    let (code, found) = findings(&db, &["--broker-url", "amqp://127.0.0.1:1"]).await;
+    assert_eq!(code, Some(1), "a broker that is not there: {found:#?}");
+    assert!(server.terminate().await);
+}
+
+crate::support::each_database_on_rabbit!(the_doctor_tells_the_arguments_of_every_queue);

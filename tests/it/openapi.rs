@@ -4,7 +4,7 @@ use reqwest::{Method, StatusCode};
 use serde_json::{Map, Value, json};
 use stockade::app::Builder;
 
-use crate::support::{App, Engine, TestDb, settings};
+use crate::support::{App, Engine, TestDb, eventually, settings};
 
 const DOCUMENT: &str = include_str!("../../openapi/stockade.json");
 
@@ -73,6 +73,10 @@ fn the_command_prints_the_document() {
 #[tokio::test]
 async fn every_operation_of_the_document_is_served() {
     let (app, _db) = start(true).await;
+    eventually("the start", || async {
+        app.get("/startupz").send().await.unwrap().status().is_success().then_some(())
+    })
+    .await;
     let document = app.read("/openapi.json").await;
     let operations = operations(&document);
     assert!(operations.len() > 20, "{}", operations.len());

@@ -11,7 +11,7 @@ use stockade::clock::mint_id;
 use stockade::messaging::outbox::{self, Entry};
 
 use crate::support::kernel::{KEY, Rig, many, told};
-use crate::support::{App, DEADLINE, Engine, TestDb, Wire, each_database_on_rabbit, eventually};
+use crate::support::{App, DEADLINE, Engine, TestDb, Wire, each_database_on_rabbit, eventually, order};
 
 /// Another program on the same broker.
 pub struct Stranger {
@@ -75,13 +75,16 @@ async fn a_message_carries_every_property_and_header(db: TestDb) {
     app.until_connected().await;
     let stranger = Stranger::on(&db).await;
     let mut spied = stranger.consume(&format!("{}-spy", prefix(&db))).await;
-    let order = app.place_and_wait("alice", &[("WIDGET-A", 2)]).await;
-    let message = loop {
+    let traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let request = app.post("/v1/orders", &order("alice", &[("WIDGET-A", 2)])).header("traceparent", traceparent);
+    let order: Value = request.send().await.unwrap().json().await.unwrap();
+    let mut about = async |key: &str| loop {
         let message = next(&mut spied).await;
-        if message.routing_key.as_str() == "order.placed" {
+        if message.routing_key.as_str() == key {
             break message;
         }
     };
+    let message = about("order.placed").await;
     let body: Value = serde_json::from_slice(&message.data).unwrap();
     let properties = &message.properties;
     let text = |value: &Option<lapin::types::ShortString>| value.as_ref().map(|text| text.as_str().to_owned());
@@ -106,6 +109,14 @@ async fn a_message_carries_every_property_and_header(db: TestDb) {
         assert_eq!(header(name), body[field].as_str().unwrap(), "{name}");
     }
     assert_eq!(headers.inner()["x-attempts"], AMQPValue::LongLongInt(0));
+    assert_eq!(header("traceparent"), traceparent);
+    let caused = about("inventory.reserved").await;
+    let headers = caused.properties.headers().as_ref().unwrap();
+    assert_eq!(
+        headers.inner()["traceparent"],
+        AMQPValue::LongString(traceparent.into()),
+        "the consumer goes on with it"
+    );
     app.stop().await;
 }
 

@@ -147,7 +147,8 @@ async fn each_outcome_is_a_line_that_reads_alone() {
     let db = TestDb::new(Engine::Sqlite).await;
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
-    let server = Server::start_logging(&db, &["--log", "info", "--log-format", "json", "--retry-max", "1"], &log);
+    // JSON by itself, for a file is no terminal.
+    let server = Server::start_logging(&db, &["--log", "info", "--retry-max", "1"], &log);
     server.put_stock("ONE", 1).await;
     let reserved = server.place_and_wait("a", &[("ONE", 1)]).await;
     let rejected = server.place_and_wait("a", &[("ONE", 1)]).await;
@@ -168,7 +169,19 @@ async fn each_outcome_is_a_line_that_reads_alone() {
     assert_eq!((&told["order.id"], &told["correlation.id"]), (&reserved["id"], &reserved["correlation_id"]));
     let told = line(format!("REJECTED {}: Insufficient ONE", rejected["number"].as_str().unwrap())).await;
     assert!(told["event.id"].is_string(), "{told}");
-    line("DUPLICATE inventory ".to_owned()).await;
-    line("DEAD LETTER inventory: ".to_owned()).await;
+    let id = reserved["id"].as_str().unwrap();
+    let told = line(format!("DUPLICATE inventory order.placed of {id}: ")).await;
+    assert_eq!((&told["aggregate.id"], &told["correlation.id"]), (&reserved["id"], &reserved["correlation_id"]));
+    line("DEAD LETTER inventory message without an id (not-json): ".to_owned()).await;
+    assert!(server.pay(id, 0).await.status().is_success());
+    let told = line(format!("PAID {}", reserved["number"].as_str().unwrap())).await;
+    assert_eq!(told["order.id"], reserved["id"]);
+    let booked = server.reserve("WIDGET-A", 250).await;
+    assert!(server.pay(&booked, 250).await.status().is_success());
+    line(format!("BOOKED {booked}: 250 USD")).await;
+    server.tell("/v1/lab/fail", &json!({ "consumer": "inventory", "times": 1 })).await;
+    assert!(server.step(id, "fulfil").await.status().is_success());
+    let told = line(format!("DEAD LETTER inventory order.fulfilled of {id} (retries-exhausted): ")).await;
+    assert!(told["event.id"].is_string() && told["reason"] == "retries-exhausted", "{told}");
     assert!(server.terminate().await);
 }

@@ -234,6 +234,7 @@ impl Retention {
             return Ok(None);
         }
         let rows = forget_many(&mut tx, consumer, ids, before).await?;
+        note_forgotten(&mut tx, "verdicts", before, rows).await?;
         tx.commit().await?;
         Ok(Some(rows))
     }
@@ -266,7 +267,7 @@ async fn select_settled(tx: &mut Tx, consumer: &str, after: Uuid, before: Timest
 
 async fn remove_letters(tx: &mut Tx, before: Timestamp, limit: i64) -> sqlx::Result<u64> {
     // The state once more: a letter may be restored while this waits for its lock.
-    crate::on!(tx, c => {
+    let removed = crate::on!(tx, c => {
         sqlx::query(
             "DELETE FROM messaging_dead_letters WHERE state <> 'open' AND id IN (SELECT id FROM messaging_dead_letters
                  WHERE state <> 'open' AND resolved_at < $1 ORDER BY resolved_at LIMIT $2)",
@@ -276,11 +277,13 @@ async fn remove_letters(tx: &mut Tx, before: Timestamp, limit: i64) -> sqlx::Res
         .execute(c)
         .await
         .map(|done| done.rows_affected())
-    })
+    })?;
+    note_forgotten(tx, "letters", before, removed).await?;
+    Ok(removed)
 }
 
 async fn remove_archived(tx: &mut Tx, before: Timestamp, limit: i64) -> sqlx::Result<u64> {
-    crate::on!(tx, c => {
+    let removed = crate::on!(tx, c => {
         sqlx::query(
             "DELETE FROM messaging_outbox_archive WHERE id IN (SELECT id FROM messaging_outbox_archive
                  WHERE id < $1 AND created_at < $2 ORDER BY id LIMIT $3)",
@@ -291,6 +294,26 @@ async fn remove_archived(tx: &mut Tx, before: Timestamp, limit: i64) -> sqlx::Re
         .execute(c)
         .await
         .map(|done| done.rows_affected())
+    })?;
+    note_forgotten(tx, "events", before, removed).await?;
+    Ok(removed)
+}
+
+/// Writes down, with the removal, that of what was before this some is gone: the audit asks of the rest only.
+async fn note_forgotten(tx: &mut Tx, what: &str, until: Timestamp, rows: u64) -> sqlx::Result<()> {
+    if rows == 0 {
+        return Ok(());
+    }
+    crate::on!(tx, c => {
+        sqlx::query(
+            "INSERT INTO messaging_forgotten (what, until) VALUES ($1, $2)
+             ON CONFLICT (what) DO UPDATE SET until = excluded.until WHERE messaging_forgotten.until < excluded.until",
+        )
+        .bind(what)
+        .bind(until)
+        .execute(c)
+        .await
+        .map(drop)
     })
 }
 

@@ -24,6 +24,7 @@ use super::consumer::{Books, Consumer, Failure, UNFINISHED_RUNS_MAX};
 use super::dead_letters::{self, NewLetter};
 use super::event::{self, Event, Label, Message, Unreadable};
 use super::inbox::{self, Mark, State};
+use super::tally::{self, Told};
 use super::{Outcome, Reaction};
 use crate::clock::Timestamp;
 use crate::db::{Trouble, Tx, dialects};
@@ -264,7 +265,6 @@ impl<R: Reaction> Consumer<R> {
         if !self.still_wait(tx, &[kept.event_id]).await? {
             return Ok(());
         }
-        tracing::warn!(consumer = R::NAME, event.id = %kept.event_id, reason, %error, "DEAD LETTER {}", R::NAME);
         let verdict = Mark {
             event_id: kept.event_id,
             state: State::Dead,
@@ -275,6 +275,10 @@ impl<R: Reaction> Consumer<R> {
         };
         let now = tx.now();
         inbox::mark_many(tx, R::NAME, std::slice::from_ref(&verdict), now).await?;
+        tally::on_commit(tx, R::NAME, 0, std::slice::from_ref(&verdict), 0);
+        if let Ok(event) = event::read_envelope(&kept.body, Label::default(), usize::MAX) {
+            tally::tell_on_commit(tx, R::NAME, &[Told::dead_letter(&event, reason, &error)]);
+        }
         self.file(tx, &verdict, &kept.body).await
     }
 

@@ -2,12 +2,15 @@
 //!
 //! A query gives one column, what to call the offender. It is the same on both databases but for these words:
 //!
-//! - `{orders}`, `{reservations}`, `{notices}`, `{outbox}`: the table, or only its rows of late;
-//! - `{text of X}`: the uuid X as text; `{uuid of X}`: the other way round.
+//! - `{orders}`, `{reservations}`, `{notices}`, `{entries}`, `{events}`: the table, or only its rows of late;
+//! - `{event where X}`: is there an event `a`, in the outbox or its archive, for which X holds?
+//! - `{text of X}`: the uuid X as text; `{uuid of X}`: the other way round; `{type in X}`: the word before the dot;
+//! - `{minutes N}`: a span of time;
+//! - `{forgotten X}`: until when retention has removed `events`, `verdicts` (inbox rows) or `letters`.
 //!
 //! A promise that holds only once things have come to rest says so in its query: it asks of events that were dealt
-//! with, never of those under way. What retention has forgotten is asked of nothing: events are looked up in the
-//! outbox, which forgets before the inbox does.
+//! with, never of those under way. What retention has forgotten is asked of nothing: the inbox remembers what the outbox
+//! and its archive do and longer, and what else must be remembered is younger than what was forgotten.
 
 /// A promise and how to find those who break it.
 #[derive(Debug, Clone, Copy)]
@@ -56,33 +59,65 @@ pub const CHECKS: &[Check] = &[
     Check {
         name: "one-answer-per-order",
         promise: "inventory answers an order once",
-        offenders: "SELECT e.aggregate_id AS subject FROM {outbox} e
-             WHERE e.kind = 'event' AND e.aggregate_type = 'inventory' AND e.event_type IN ('reserved', 'failed')
+        offenders: "SELECT e.aggregate_id AS subject FROM {events} e
+             WHERE e.routing_key IN ('inventory.reserved', 'inventory.failed')
              GROUP BY e.group_id, e.aggregate_id HAVING count(*) > 1",
+    },
+    Check {
+        name: "answers-are-true",
+        promise: "an order said to be reserved has a reservation, one said to have failed holds nothing",
+        offenders: "SELECT e.aggregate_id || ' ' || e.event_type AS subject FROM {events} e
+             LEFT JOIN inventory_reservations r ON r.group_id = e.group_id AND r.order_id = {uuid of e.aggregate_id}
+             WHERE (e.routing_key = 'inventory.reserved' AND r.id IS NULL)
+                 OR (e.routing_key = 'inventory.failed' AND r.state <> 'released')",
     },
     Check {
         name: "no-order-forgotten",
         promise: "an order whose events were all dealt with has its answer",
-        offenders: "SELECT o.number AS subject FROM {orders} o
-             JOIN messaging_outbox e ON e.aggregate_type = 'order' AND e.aggregate_id = {text of o.id}
-                 AND e.group_id = o.group_id AND e.event_type = 'placed' AND e.kind = 'event'
+        offenders: "SELECT o.number AS subject FROM {events} e
              JOIN messaging_inbox i ON i.consumer = 'inventory' AND i.event_id = e.event_id AND i.state = 'processed'
-             WHERE o.status = 'placed' AND NOT EXISTS (
-                 SELECT 1 FROM messaging_outbox a
-                 WHERE a.aggregate_type = 'inventory' AND a.aggregate_id = {text of o.id} AND a.kind = 'event'
+             JOIN orders_orders o ON o.group_id = e.group_id AND o.id = {uuid of e.aggregate_id}
+             WHERE e.routing_key = 'order.placed' AND o.status = 'placed' AND NOT
+                 {event where a.aggregate_type = 'inventory' AND a.aggregate_id = e.aggregate_id
+                     AND a.group_id = e.group_id
                      AND NOT EXISTS (SELECT 1 FROM messaging_inbox j
-                         WHERE j.consumer = 'orders' AND j.event_id = a.event_id AND j.state = 'processed'))",
+                         WHERE j.consumer = 'orders' AND j.event_id = a.id AND j.state = 'processed')}",
+    },
+    Check {
+        name: "orders-took-legal-steps",
+        promise: "an order is where its steps took it, and took each once: paid, cancelled or expired, fulfilled once paid",
+        offenders: "SELECT o.number AS subject FROM {events} e
+             JOIN orders_orders o ON o.group_id = e.group_id AND o.id = {uuid of e.aggregate_id}
+             WHERE e.routing_key IN ('order.paid', 'order.cancelled', 'order.expired', 'order.fulfilled')
+                 AND o.status <> e.event_type AND NOT (e.event_type = 'paid' AND o.status = 'fulfilled')
+             UNION ALL SELECT e.aggregate_id || ' ' || e.event_type FROM {events} e
+             WHERE e.routing_key LIKE 'order.%'
+             GROUP BY e.group_id, e.aggregate_id, e.event_type HAVING count(*) > 1
+             UNION ALL SELECT o.number FROM {orders} o
+             WHERE (o.status IN ('paid', 'cancelled', 'expired', 'fulfilled') AND o.updated_at >= {forgotten events}
+                     AND NOT {event where a.aggregate_type = 'order' AND a.aggregate_id = {text of o.id}
+                         AND a.group_id = o.group_id AND a.event_type = o.status})
+                 OR (o.status = 'fulfilled' AND o.created_at >= {forgotten events}
+                     AND NOT {event where a.aggregate_type = 'order' AND a.aggregate_id = {text of o.id}
+                         AND a.group_id = o.group_id AND a.event_type = 'paid'})",
     },
     Check {
         name: "orders-and-reservations-agree",
-        promise: "an order's state and its reservation's fit together",
+        promise: "an order's state and its reservation's fit together, and are the same once inventory has dealt with it",
         offenders: "SELECT o.number AS subject FROM {orders} o
              LEFT JOIN inventory_reservations r ON r.group_id = o.group_id AND r.order_id = o.id
              WHERE (o.status = 'reserved' AND COALESCE(r.state, '') <> 'held')
                  OR (o.status = 'rejected' AND COALESCE(r.state, 'released') <> 'released')
                  OR (o.status = 'paid' AND COALESCE(r.state, '') NOT IN ('held', 'committed'))
                  OR (o.status = 'fulfilled' AND COALESCE(r.state, 'released') = 'released')
-                 OR (o.status IN ('placed', 'cancelled', 'expired') AND r.state IN ('committed', 'fulfilled'))",
+                 OR (o.status IN ('placed', 'cancelled', 'expired') AND r.state IN ('committed', 'fulfilled'))
+             UNION SELECT o.number FROM {events} e
+             JOIN messaging_inbox i ON i.consumer = 'inventory' AND i.event_id = e.event_id AND i.state = 'processed'
+             JOIN orders_orders o ON o.group_id = e.group_id AND o.id = {uuid of e.aggregate_id}
+             LEFT JOIN inventory_reservations r ON r.group_id = o.group_id AND r.order_id = o.id
+             WHERE e.routing_key IN ('order.paid', 'order.cancelled', 'order.expired', 'order.fulfilled')
+                 AND o.status = e.event_type AND COALESCE(r.state, '') <> CASE o.status
+                     WHEN 'paid' THEN 'committed' WHEN 'fulfilled' THEN 'fulfilled' ELSE 'released' END",
     },
     Check {
         name: "reserved-as-ordered",
@@ -116,7 +151,7 @@ pub const CHECKS: &[Check] = &[
         name: "reservations-have-causes",
         promise: "a reservation names the event that caused it, and inventory has dealt with that",
         offenders: "SELECT r.number AS subject FROM {reservations} r
-             WHERE r.id >= (SELECT id FROM messaging_outbox ORDER BY id LIMIT 1) AND NOT EXISTS (
+             WHERE r.created_at >= {forgotten verdicts} AND NOT EXISTS (
                  SELECT 1 FROM messaging_inbox i
                  WHERE i.consumer = 'inventory' AND i.event_id = r.cause_event_id AND i.state = 'processed')",
     },
@@ -124,18 +159,26 @@ pub const CHECKS: &[Check] = &[
         name: "notices-have-causes",
         promise: "a notice names the event that caused it, and notifications have dealt with that",
         offenders: "SELECT {text of n.id} AS subject FROM {notices} n
-             WHERE n.id >= (SELECT id FROM messaging_outbox ORDER BY id LIMIT 1) AND n.state = 'sent' AND NOT EXISTS (
+             WHERE n.created_at >= {forgotten verdicts} AND n.state = 'sent' AND NOT EXISTS (
                  SELECT 1 FROM messaging_inbox i
                  WHERE i.consumer = 'notifications' AND i.event_id = n.event_id AND i.state = 'processed')",
     },
     Check {
+        name: "one-effect-per-event",
+        promise: "an event causes one reservation at most, and one notice by each channel",
+        offenders: "SELECT {text of r.cause_event_id} AS subject FROM {reservations} r
+             GROUP BY r.group_id, r.cause_event_id HAVING count(*) > 1
+             UNION ALL SELECT {text of n.event_id} FROM {notices} n
+             GROUP BY n.group_id, n.event_id, n.channel HAVING count(*) > 1",
+    },
+    Check {
         name: "one-notice-per-outcome",
         promise: "an outcome that notifications have dealt with has its notice",
-        offenders: "SELECT e.aggregate_id || ' ' || e.event_type AS subject FROM {outbox} e
+        offenders: "SELECT e.aggregate_id || ' ' || e.event_type AS subject FROM {events} e
              JOIN messaging_inbox i ON i.consumer = 'notifications' AND i.event_id = e.event_id
                  AND i.state = 'processed' AND i.reason IS NULL
-             WHERE e.kind = 'event' AND ((e.aggregate_type = 'inventory' AND e.event_type IN ('reserved', 'failed'))
-                     OR (e.aggregate_type = 'order' AND e.event_type IN ('paid', 'cancelled', 'expired')))
+             WHERE e.routing_key IN ('inventory.reserved', 'inventory.failed', 'order.paid', 'order.cancelled',
+                     'order.expired')
                  AND NOT EXISTS (SELECT 1 FROM notifications_notices n
                      WHERE n.group_id = e.group_id AND n.order_id = {uuid of e.aggregate_id}
                          AND n.kind = CASE e.event_type WHEN 'failed' THEN 'rejected' ELSE e.event_type END)",
@@ -143,19 +186,35 @@ pub const CHECKS: &[Check] = &[
     Check {
         name: "books-balance",
         promise: "a payment has two entries, and they sum to zero",
-        offenders: "SELECT {text of l.event_id} AS subject FROM ledger_entries l
-             GROUP BY l.event_id HAVING count(*) <> 2 OR sum(l.amount_minor) <> 0",
+        offenders: "SELECT {text of l.event_id} AS subject FROM (SELECT DISTINCT event_id FROM {entries} e) p
+             JOIN ledger_entries l ON l.event_id = p.event_id GROUP BY l.event_id HAVING count(*) <> 2 OR sum(l.amount_minor) <> 0 OR count(DISTINCT l.currency) <> 1",
+    },
+    Check {
+        name: "one-booking-per-order",
+        promise: "an order's payment is booked once, from the payment that its books name",
+        offenders: "SELECT DISTINCT {text of l.order_id} AS subject FROM {entries} l
+             LEFT JOIN ledger_orders b ON b.group_id = l.group_id AND b.order_id = l.order_id
+                 AND b.paid_event_id = l.event_id
+             WHERE b.order_id IS NULL",
+    },
+    Check {
+        name: "entries-have-causes",
+        promise: "an entry names the payment that caused it, and the ledger has dealt with that",
+        offenders: "SELECT {text of l.id} AS subject FROM {entries} l
+             WHERE l.created_at >= {forgotten verdicts} AND NOT EXISTS (
+                 SELECT 1 FROM messaging_inbox i
+                 WHERE i.consumer = 'ledger' AND i.event_id = l.event_id AND i.state = 'processed')",
     },
     Check {
         name: "one-credit-per-payment",
         promise: "a payment that the ledger has dealt with is booked, at its order's total",
-        offenders: "SELECT o.number AS subject FROM {outbox} e
+        offenders: "SELECT o.number AS subject FROM {events} e
              JOIN messaging_inbox i ON i.consumer = 'ledger' AND i.event_id = e.event_id
                  AND i.state = 'processed' AND i.reason IS NULL
              JOIN orders_orders o ON o.group_id = e.group_id AND o.id = {uuid of e.aggregate_id}
-             WHERE e.kind = 'event' AND e.aggregate_type = 'order' AND e.event_type = 'paid' AND o.total_minor
+             WHERE e.routing_key = 'order.paid' AND o.total_minor
                  <> (SELECT COALESCE(sum(abs(l.amount_minor)), 0) FROM ledger_entries l
-                     WHERE l.event_id = e.event_id AND l.account = 'cash')",
+                     WHERE l.event_id = e.event_id AND l.account = 'cash' AND l.currency = o.currency)",
     },
     Check {
         name: "only-paid-orders-are-booked",
@@ -165,6 +224,26 @@ pub const CHECKS: &[Check] = &[
                  SELECT 1 FROM ledger_entries l WHERE l.group_id = o.group_id AND l.order_id = o.id)",
     },
     Check {
+        name: "no-wake-up-lost",
+        promise: "an event that was kept is run once its predecessor has been",
+        // One that is left to the sweep is due before its deadline.
+        offenders: "SELECT i.consumer || ' ' || {text of i.event_id} AS subject FROM messaging_inbox i
+             WHERE i.state = 'waiting' AND i.lease_until = i.deadline_at AND
+                 {event where a.aggregate_type = {type in i.waiting_for} AND a.aggregate_id = i.aggregate_id
+                     AND a.group_id = i.group_id
+                     AND a.aggregate_type || '.' || a.event_type || ' ' || a.aggregate_id = i.waiting_for
+                     AND EXISTS (SELECT 1 FROM messaging_inbox p
+                         WHERE p.consumer = i.consumer AND p.event_id = a.id AND p.state = 'processed')}",
+    },
+    Check {
+        name: "nothing-waits-for-ever",
+        promise: "a consumer that has been at work past an event's deadline has run or rejected it",
+        offenders: "SELECT i.consumer || ' ' || {text of i.event_id} AS subject FROM messaging_inbox i
+             WHERE i.state = 'waiting' AND (
+                 SELECT max(j.finished_at) - min(j.finished_at) FROM messaging_inbox j
+                 WHERE j.consumer = i.consumer AND j.finished_at > i.deadline_at) > {minutes 5}",
+    },
+    Check {
         name: "nothing-unpublishable",
         promise: "no event was given up on by the relay",
         offenders: "SELECT {text of e.id} AS subject FROM messaging_outbox e WHERE e.status = 'dead'",
@@ -172,11 +251,17 @@ pub const CHECKS: &[Check] = &[
 ];
 
 /// An event that went out and that a consumer, bound to its type by then, neither dealt with nor left a letter about.
-/// Takes the consumer, the two words of the type, since when the consumer is bound, and until when what was published
-/// can no longer be on its way.
-pub const LOST: &str = "SELECT {text of e.event_id} AS subject FROM {outbox} e
-     WHERE e.kind = 'event' AND e.status = 'published' AND e.aggregate_type = $3 AND e.event_type = $4
-         AND e.published_at >= $5 AND e.published_at < $6
+/// Takes the consumer, the routing key, since when the consumer is bound to it, and until when what was published can no
+/// longer be on its way.
+pub const LOST: &str = "SELECT {text of e.event_id} AS subject FROM {events} e
+     WHERE e.status = 'published' AND e.routing_key = $3 AND e.published_at >= $4 AND e.published_at < $5
          AND NOT EXISTS (SELECT 1 FROM messaging_inbox i WHERE i.consumer = $2 AND i.event_id = e.event_id)
          AND NOT EXISTS (SELECT 1 FROM messaging_dead_letters d
              WHERE d.consumer = $2 AND d.message_id = {text of e.event_id})";
+
+/// An event that a consumer gave up on and that has no letter. Takes the consumer, and until when what was rejected can
+/// no longer be on its way to the office.
+pub const UNFILED: &str = "SELECT {text of i.event_id} AS subject FROM messaging_inbox i
+     WHERE i.consumer = $2 AND i.state = 'dead' AND i.finished_at < $3 AND i.finished_at >= {forgotten letters}
+         AND NOT EXISTS (SELECT 1 FROM messaging_dead_letters d
+             WHERE d.event_id = i.event_id AND d.consumer = i.consumer)";

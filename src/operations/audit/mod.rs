@@ -21,7 +21,7 @@ use uuid::Uuid;
 pub use checks::{CHECKS, Check};
 
 use super::Operations;
-use crate::clock::{Timestamp, millis};
+use crate::clock::{Timestamp, first_id_at};
 use crate::db::{Db, Tx, dialects};
 use crate::http::problem::Problem;
 use crate::messaging::transport::{Binding, Depth, Transport, TransportError, dlq_of};
@@ -174,15 +174,16 @@ pub async fn remember_bindings(db: &Db, bindings: &[Binding]) -> sqlx::Result<()
 dialects! {
     /// Runs a check's query from `since` on: how many break the promise, and some of them.
     async fn offenders(sql: &str, scope: Scope, since: Uuid) -> Vec<(String, i64)>;
-    /// The same for what `lost` takes.
+    /// The same for what [`checks::LOST`] takes.
     async fn lost(scope: Scope, since: Uuid, owed: &Owed<'_>) -> Vec<(String, i64)>;
+    /// The same for what [`checks::UNFILED`] takes.
+    async fn unfiled(consumer: &str, rejected_before: Timestamp) -> Vec<(String, i64)>;
 }
 
 /// What one consumer is owed.
 pub struct Owed<'a> {
     consumer: &'a str,
-    aggregate_type: &'a str,
-    event_type: &'a str,
+    routing_key: &'a str,
     bound_since: Timestamp,
     published_before: Timestamp,
 }
@@ -194,7 +195,7 @@ pub async fn run(db: &Db, bindings: &[Binding], depths: &[Depth], scope: Scope) 
     let mut tx = db.read().await?;
     let since = match scope {
         Scope::Whole => Uuid::nil(),
-        Scope::Recent => first_id_of(asked_at, RECENT),
+        Scope::Recent => first_id_at(asked_at.minus(RECENT)),
     };
     let mut checked = Vec::with_capacity(CHECKS.len() + 1);
     for check in CHECKS {
@@ -230,26 +231,25 @@ async fn nothing_lost(
         sqlx::query_as("SELECT queue, routing_key, since FROM messaging_bound").fetch_all(c).await
     })?;
     let mut found = Checked::of(NOTHING_LOST, NOTHING_LOST_PROMISE, Vec::new());
+    let mut add = |offenders: Vec<(String, i64)>, name: &dyn Fn(String) -> String| {
+        found.violations += offenders.first().map_or(0, |(_, count)| *count);
+        let room = SAMPLE_MAX - found.sample.len();
+        found.sample.extend(offenders.into_iter().take(room).map(|(event_id, _)| name(event_id)));
+    };
     for binding in bindings {
         let Some(published_before) = settled_before(binding, depths, asked_at) else { continue };
+        let consumer = binding.consumer;
+        let unfiled = unfiled(tx, consumer, published_before).await?;
+        add(unfiled, &|event_id| format!("{event_id}, rejected by {consumer}"));
         for key in binding.keys {
-            let Some((aggregate_type, event_type)) = key.split_once('.') else { continue };
             let Some((.., bound_since)) =
                 bound.iter().find(|(queue, bound, _)| *queue == binding.queue && bound == key)
             else {
                 continue;
             };
-            let owed = Owed {
-                consumer: binding.consumer,
-                aggregate_type,
-                event_type,
-                bound_since: *bound_since,
-                published_before,
-            };
+            let owed = Owed { consumer, routing_key: key, bound_since: *bound_since, published_before };
             let lost = lost(tx, scope, since, &owed).await?;
-            found.violations += lost.first().map_or(0, |(_, count)| *count);
-            let named = lost.into_iter().map(|(event_id, _)| format!("{key} {event_id} of {}", binding.consumer));
-            found.sample.extend(named.take(SAMPLE_MAX - found.sample.len().min(SAMPLE_MAX)));
+            add(lost, &|event_id| format!("{key} {event_id} of {consumer}"));
         }
     }
     Ok(found)
@@ -269,7 +269,7 @@ fn settled_before(binding: &Binding, depths: &[Depth], asked_at: Timestamp) -> O
         (_, Some(oldest)) => oldest,
         (_, None) => return None,
     };
-    Some(Timestamp::from_millis(newest_settled.millis() - millis(margin)))
+    Some(newest_settled.minus(margin))
 }
 
 async fn unsettled(tx: &mut Tx, depths: &[Depth]) -> sqlx::Result<i64> {
@@ -280,34 +280,49 @@ async fn unsettled(tx: &mut Tx, depths: &[Depth]) -> sqlx::Result<i64> {
     Ok(pending + queued + undecided.map(|count| count.rows).sum::<i64>())
 }
 
-/// The lowest id that can have been minted within the last `span`.
-fn first_id_of(now: Timestamp, span: Duration) -> Uuid {
-    let millis = u64::try_from(now.millis() - millis(span)).unwrap_or(0);
-    uuid::Builder::from_unix_timestamp_millis(millis, &[0; 10]).into_uuid()
-}
-
 /// The tables as a scope shows them. Of late: by id, which grows with time; by tenant first, as the keys are.
 fn with_tables(sql: &str, scope: Scope) -> String {
     const TABLES: [(&str, &str); 4] = [
         ("{orders}", "orders_orders"),
         ("{reservations}", "inventory_reservations"),
         ("{notices}", "notifications_notices"),
-        ("{outbox}", "messaging_outbox"),
+        ("{entries}", "ledger_entries"),
     ];
-    let mut sql = sql.to_owned();
+    let mut sql = sql.replace("{events}", &events(scope));
     for (word, table) in TABLES {
-        let shown = match (scope, table) {
-            (Scope::Whole, _) => table.to_owned(),
-            (Scope::Recent, "messaging_outbox") => format!("(SELECT * FROM {table} WHERE id >= $1)"),
-            (Scope::Recent, _) => format!(
+        let shown = match scope {
+            Scope::Whole => table.to_owned(),
+            Scope::Recent => format!(
                 "(SELECT t.* FROM (SELECT DISTINCT group_id FROM messaging_outbox WHERE id >= $1) g
                  JOIN {table} t ON t.group_id = g.group_id AND t.id >= $1)"
             ),
         };
         sql = sql.replace(word, &shown);
     }
+    // Each table by its own index: what both hold together would be read as a whole for every row that asks.
+    let sql = replace_calls(&sql, "event where", |condition| {
+        format!(
+            "(EXISTS (SELECT 1 FROM messaging_outbox a WHERE a.kind = 'event' AND {condition})
+                 OR EXISTS (SELECT 1 FROM messaging_outbox_archive a WHERE {condition}))"
+        )
+    });
+    let sql = replace_calls(&sql, "forgotten", |what| {
+        format!("(SELECT until FROM messaging_forgotten WHERE what = '{what}')")
+    });
     // `$1 = $1`: a parameter must be used, and most checks have no use for it when they look at everything.
     format!("SELECT subject, count(*) OVER () FROM ({sql}) AS found WHERE $1 = $1 LIMIT {SAMPLE_MAX}")
+}
+
+/// Events of the outbox and of its archive: retention may have moved them. Read by time and not by type: most events
+/// are of few types.
+fn events(scope: Scope) -> String {
+    let condition = if scope == Scope::Recent { "id >= $1" } else { "true" };
+    format!(
+        "(SELECT id AS event_id, group_id, aggregate_id, event_type, aggregate_type || '.' || event_type AS routing_key,
+             status, published_at FROM messaging_outbox WHERE kind = 'event' AND {condition}
+         UNION ALL SELECT id, group_id, aggregate_id, event_type, aggregate_type || '.' || event_type, 'published',
+             published_at FROM messaging_outbox_archive WHERE {condition})"
+    )
 }
 
 /// Replaces `{word X}` by what `write` makes of X.
@@ -331,14 +346,7 @@ mod tests {
     fn words_of_a_query_are_replaced_wherever_they_stand() {
         let sql = replace_calls("a {text of o.id} b {text of e.id}", "text of", |column| format!("<{column}>"));
         assert_eq!(sql, "a <o.id> b <e.id>");
-        assert!(with_tables("SELECT 1 FROM {outbox} e", Scope::Recent).contains("messaging_outbox WHERE id >= $1"));
-    }
-
-    #[test]
-    fn the_first_id_of_a_span_is_below_every_id_minted_in_it() {
-        let now = Timestamp::from_millis(1_794_821_400_125);
-        let first = first_id_of(now, Duration::from_millis(125));
-        assert_eq!(first.get_timestamp().unwrap().to_unix(), (1_794_821_400, 0));
+        assert!(with_tables("SELECT 1 FROM {notices} n", Scope::Recent).contains("t.id >= $1"));
     }
 
     #[test]

@@ -3,8 +3,9 @@
 use sqlx::{AssertSqlSafe, SqliteConnection};
 use uuid::Uuid;
 
-use super::checks::LOST;
+use super::checks::{LOST, UNFILED};
 use super::{Owed, Scope, replace_calls, with_tables};
+use crate::clock::Timestamp;
 
 pub async fn offenders(
     c: &mut SqliteConnection,
@@ -24,10 +25,23 @@ pub async fn lost(
     sqlx::query_as(AssertSqlSafe(complete(LOST, scope)))
         .bind(since)
         .bind(owed.consumer)
-        .bind(owed.aggregate_type)
-        .bind(owed.event_type)
+        .bind(owed.routing_key)
         .bind(owed.bound_since)
         .bind(owed.published_before)
+        .fetch_all(c)
+        .await
+}
+
+pub async fn unfiled(
+    c: &mut SqliteConnection,
+    consumer: &str,
+    rejected_before: Timestamp,
+) -> sqlx::Result<Vec<(String, i64)>> {
+    // By the consumer's few rows that are dead, in either scope.
+    sqlx::query_as(AssertSqlSafe(complete(UNFILED, Scope::Whole)))
+        .bind(Uuid::nil())
+        .bind(consumer)
+        .bind(rejected_before)
         .fetch_all(c)
         .await
 }
@@ -35,6 +49,8 @@ pub async fn lost(
 fn complete(sql: &str, scope: Scope) -> String {
     let sql = replace_calls(sql, "text of", hyphenated);
     let sql = replace_calls(&sql, "uuid of", |column| format!("unhex(replace({column}, '-', ''))"));
+    let sql = replace_calls(&sql, "type in", |key| format!("substr({key}, 1, instr({key}, '.') - 1)"));
+    let sql = replace_calls(&sql, "minutes", |count| format!("{count} * 60000"));
     with_tables(&sql, scope)
 }
 

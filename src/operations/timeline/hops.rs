@@ -1,10 +1,15 @@
 //! The hops of an order, each a line that reads alone.
 
+use std::time::Duration;
+
 use serde::Serialize;
 use uuid::Uuid;
 
 use super::{Letter, Sent, Story, Verdict};
-use crate::clock::Timestamp;
+use crate::clock::{Timestamp, minted_at};
+
+/// No request takes this long; an older id is somebody's own.
+const REQUEST_MAX: Duration = Duration::from_secs(600);
 
 /// One step of an order's way.
 #[derive(Debug, Clone, Default, Serialize, utoipa::ToSchema)]
@@ -12,8 +17,8 @@ pub struct Hop {
     pub at: Option<Timestamp>,
     /// When it was over; null for a moment, and for what still goes on.
     pub until: Option<Timestamp>,
-    /// `request`, `outbox`, `retry`, `redrive`, `replay` (rows waiting to go out), `queue` (waiting for a consumer),
-    /// `handling`, `effect` or `dead_letter`.
+    /// `request` (until its commit), `outbox`, `retry`, `redrive`, `replay` (rows until they are published), `queue`
+    /// (until a consumer begins), `handling`, `effect` or `dead_letter`.
     #[schema(example = "handling")]
     pub kind: String,
     /// `api`, `outbox`, a consumer or `dead-letters`.
@@ -35,15 +40,8 @@ pub struct Hop {
 
 /// Every hop, oldest first.
 pub fn of(story: &Story) -> Vec<Hop> {
-    let order = &story.order;
-    let mut hops = vec![Hop {
-        at: Some(order.created_at),
-        kind: "request".to_owned(),
-        who: "api".to_owned(),
-        text: format!("took the order and committed it as {}", order.number),
-        state: Some("placed".to_owned()),
-        ..Hop::default()
-    }];
+    let mut hops = vec![request(story)];
+    hops.extend(story.sent.iter().filter_map(step));
     hops.extend(story.sent.iter().map(outbox));
     for verdict in &story.verdicts {
         hops.extend(queue(story, verdict));
@@ -59,21 +57,60 @@ pub fn of(story: &Story) -> Vec<Hop> {
         ..Hop::default()
     }));
     // What happens in one millisecond is told in the order of the way.
-    let step = |hop: &Hop| {
+    let place = |hop: &Hop| {
         let kinds = ["request", "outbox", "retry", "redrive", "replay", "queue", "handling", "effect", "dead_letter"];
         kinds.iter().position(|kind| *kind == hop.kind)
     };
-    hops.sort_by_key(|hop| (hop.at, step(hop)));
+    hops.sort_by_key(|hop| (hop.at, place(hop)));
     hops
 }
 
+/// From the request to its commit. An id that was minted for a request tells when it came; a caller's own need not.
+fn request(story: &Story) -> Hop {
+    let order = &story.order;
+    let came_at = Uuid::try_parse(&order.correlation_id).ok().and_then(|id| minted_at(&id));
+    let came_at = came_at.filter(|at| *at <= order.created_at && order.created_at.since(*at) < REQUEST_MAX);
+    Hop {
+        at: came_at.or(Some(order.created_at)),
+        until: Some(order.created_at),
+        kind: "request".to_owned(),
+        who: "api".to_owned(),
+        text: format!("took the order and committed it as {}", order.number),
+        state: Some("placed".to_owned()),
+        ..Hop::default()
+    }
+}
+
+/// A step that an order took: its event is written in the commit of the step.
+fn step(row: &Sent) -> Option<Hop> {
+    let (who, text, state) = match (row.kind.as_str(), row.key.as_str()) {
+        ("event", "order.paid") => ("api", "took the payment", "paid"),
+        ("event", "order.cancelled") => ("api", "cancelled the order", "cancelled"),
+        ("event", "order.fulfilled") => ("api", "fulfilled the order", "fulfilled"),
+        ("event", "order.expired") => ("orders", "let the order expire, as it was not paid in time", "expired"),
+        _ => return None,
+    };
+    Some(Hop {
+        at: Some(row.created_at),
+        kind: "request".to_owned(),
+        who: who.to_owned(),
+        text: text.to_owned(),
+        event_id: Some(row.event_id),
+        event_type: Some(row.key.clone()),
+        state: Some(state.to_owned()),
+        ..Hop::default()
+    })
+}
+
 fn outbox(row: &Sent) -> Hop {
+    let to = if row.target.is_empty() { "everybody" } else { &row.target };
     let what = match (row.kind.as_str(), row.status.as_str()) {
         ("event", "published") => format!("published {}", row.key),
         ("event", "dead") => format!("gave up publishing {}", row.key),
         ("event", _) => format!("keeps {} to be published", row.key),
-        (kind, "published") => format!("sent {} to {} again ({kind})", row.key, row.target),
-        (kind, _) => format!("keeps {} to be sent to {} again ({kind})", row.key, row.target),
+        (kind, "published") => format!("sent {} to {to} again ({kind})", row.key),
+        (kind, "dead") => format!("gave up sending {} to {to} again ({kind})", row.key),
+        (kind, _) => format!("keeps {} to be sent to {to} again ({kind})", row.key),
     };
     Hop {
         at: Some(row.created_at),
@@ -109,7 +146,7 @@ fn queue(story: &Story, verdict: &Verdict) -> Option<Hop> {
 fn handling(verdict: &Verdict) -> Hop {
     let did = match verdict.state.as_str() {
         "processed" => "dealt with",
-        "retrying" => "will try again at",
+        "retrying" => "is to try again",
         "waiting" => "keeps for later",
         "dead" => "gave up on",
         _ => "is at work on",
@@ -149,7 +186,7 @@ fn letter(letter: &Letter) -> impl Iterator<Item = Hop> {
         ..Hop::default()
     };
     let filed = format!("filed {} of {} as dead letter {} ({})", letter.key, letter.consumer, letter.id, letter.reason);
-    let resolved = (letter.state != "open")
-        .then(|| hop(letter.updated_at, format!("dead letter {} was {}", letter.id, letter.state), &letter.state));
+    let resolved =
+        letter.resolved_at.map(|at| hop(at, format!("dead letter {} was {}", letter.id, letter.state), &letter.state));
     std::iter::once(hop(letter.created_at, filed, "open")).chain(resolved)
 }

@@ -1,7 +1,7 @@
 //! The timeline of one order: every hop with its times, and in one sentence what it waits for and what would clear it.
 //!
-//! It only looks: at the order, its events in the outbox, their verdicts in the inboxes, their letters, and what came
-//! of them. That crosses the walls between modules on purpose, as the audit does: an operator's question does too.
+//! It only looks: at the order, its events in the outbox and its archive, their verdicts in the inboxes, their letters,
+//! and what came of them. That crosses the walls between modules on purpose, as the audit does: an operator's question does too.
 
 mod hops;
 mod pg;
@@ -21,7 +21,8 @@ use crate::db::{Filter, Tx, dialects, fetch_page};
 use crate::http::caller::Caller;
 use crate::http::problem::Problem;
 use crate::messaging::event::routing_key;
-use crate::messaging::transport::Binding;
+use crate::messaging::transport::{Binding, Way};
+use crate::messaging::{instances, relay};
 
 pub use hops::Hop;
 use waits::Surroundings;
@@ -81,11 +82,16 @@ impl Operations {
     async fn surroundings(&self) -> Result<Surroundings, Problem> {
         let bindings: Vec<&Binding> = self.topology.queues.iter().collect();
         let queues = self.look_at(&bindings).await?;
+        let others = instances::list(&mut self.kernel.db.read().await?).await?;
+        let relay_runs = self.kernel.health.statuses().contains_key(relay::NAME)
+            || others.iter().any(|other| other.loops.contains_key(relay::NAME));
         Ok(Surroundings {
             paused: self.kernel.pauses.names(),
             queues: queues.into_iter().map(|queue| (queue.name.clone(), queue)).collect(),
             bindings: self.topology.queues.clone(),
-            outage: self.kernel.transport.obstacle(crate::messaging::transport::Way::Out),
+            relay_runs,
+            no_way_out: self.kernel.transport.obstacle(Way::Out),
+            no_way_in: self.kernel.transport.obstacle(Way::In),
         })
     }
 }
@@ -98,6 +104,9 @@ pub(super) struct Story {
     verdicts: Vec<Verdict>,
     letters: Vec<Letter>,
     effects: Vec<Effect>,
+    /// Of what was settled before this, verdicts and letters may be forgotten.
+    verdicts_since: Timestamp,
+    letters_since: Timestamp,
 }
 
 #[derive(Debug)]
@@ -106,6 +115,7 @@ struct Order {
     number: String,
     status: String,
     reason: Option<String>,
+    correlation_id: String,
     created_at: Timestamp,
     hold_expires_at: Option<Timestamp>,
 }
@@ -153,7 +163,7 @@ struct Letter {
     error: String,
     state: String,
     created_at: Timestamp,
-    updated_at: Timestamp,
+    resolved_at: Option<Timestamp>,
 }
 
 /// A row that a module wrote about the order.
@@ -179,7 +189,8 @@ type VerdictColumns = (
     Option<String>,
     Option<Timestamp>,
 );
-type LetterColumns = (Uuid, String, Option<String>, Option<String>, String, String, String, Timestamp, Timestamp);
+type LetterColumns =
+    (Uuid, String, Option<String>, Option<String>, String, String, String, Timestamp, Option<Timestamp>);
 
 dialects! {
     /// What these consumers made of these events.
@@ -197,46 +208,62 @@ impl Story {
     ) -> sqlx::Result<Option<Self>> {
         let Some(order) = read_order(tx, group_id, id_or_number).await? else { return Ok(None) };
         let sent = read_sent(tx, group_id, order.id).await?;
-        let mut events: Vec<Uuid> = sent.iter().map(|row| row.event_id).collect();
+        let effects = read_effects(tx, group_id, order.id).await?;
+        // Effects outlive the events that caused them.
+        let causes = effects.iter().filter_map(|effect| effect.event_id);
+        let mut events: Vec<Uuid> = sent.iter().map(|row| row.event_id).chain(causes).collect();
         events.sort_unstable();
         events.dedup();
         let consumers: Vec<&str> = operations.topology.queues.iter().map(|binding| binding.consumer).collect();
         let verdicts = select_verdicts(tx, &consumers, &events).await?.into_iter().map(Verdict::from).collect();
         let message_ids: Vec<String> = events.iter().map(Uuid::to_string).collect();
         let letters = select_letters(tx, &message_ids).await?.into_iter().filter_map(Letter::read).collect();
-        let effects = read_effects(tx, group_id, order.id).await?;
-        Ok(Some(Self { order, sent, verdicts, letters, effects }))
+        let verdicts_since = forgotten_until(tx, "verdicts").await?;
+        let letters_since = forgotten_until(tx, "letters").await?;
+        Ok(Some(Self { order, sent, verdicts, letters, effects, verdicts_since, letters_since }))
     }
 }
 
+async fn forgotten_until(tx: &mut Tx, what: &str) -> sqlx::Result<Timestamp> {
+    crate::on!(tx, c => {
+        sqlx::query_scalar("SELECT until FROM messaging_forgotten WHERE what = $1").bind(what).fetch_one(c).await
+    })
+}
+
 async fn read_order(tx: &mut Tx, group_id: &str, id_or_number: &str) -> sqlx::Result<Option<Order>> {
-    const SELECT: &str = "SELECT id, number, status, reason, created_at, hold_expires_at FROM orders_orders";
+    const SELECT: &str =
+        "SELECT id, number, status, reason, correlation_id, created_at, hold_expires_at FROM orders_orders";
     let filter = Filter::new(SELECT).and("group_id = ?", [group_id.into()]);
     let filter = match Uuid::try_parse(id_or_number) {
         Ok(id) => filter.and("id = ?", [id.into()]),
         Err(_) => filter.and("number = ?", [id_or_number.to_ascii_uppercase().into()]),
     };
-    type Columns = (Uuid, String, String, Option<String>, Timestamp, Option<Timestamp>);
+    type Columns = (Uuid, String, String, Option<String>, String, Timestamp, Option<Timestamp>);
     let found = fetch_page!(tx, filter.page("id", 1), Columns)?.pop();
-    Ok(found.map(|(id, number, status, reason, created_at, hold_expires_at)| Order {
+    Ok(found.map(|(id, number, status, reason, correlation_id, created_at, hold_expires_at)| Order {
         id,
         number,
         status,
         reason,
+        correlation_id,
         created_at,
         hold_expires_at,
     }))
 }
 
 async fn read_sent(tx: &mut Tx, group_id: &str, order_id: Uuid) -> sqlx::Result<Vec<Sent>> {
-    const SELECT: &str = "SELECT id, event_id, kind, aggregate_type, event_type, status, attempts, available_at, \
+    const WAITING: &str = "SELECT id, event_id, kind, aggregate_type, event_type, status, attempts, available_at, \
          created_at, published_at, target, last_error FROM messaging_outbox";
+    const ARCHIVED: &str = "SELECT id, id, 'event', aggregate_type, event_type, 'published', attempts, created_at, \
+         created_at, published_at, '', CAST(NULL AS text) FROM messaging_outbox_archive";
     // The aggregate of what inventory says is the order, too.
-    let filter = Filter::new(SELECT)
-        .and("aggregate_type IN ('order', 'inventory')", [])
-        .and("aggregate_id = ?", [order_id.to_string().into()])
-        .and("group_id = ?", [group_id.into()])
-        .page("created_at, id", ROWS_MAX);
+    let of_order = |select| {
+        Filter::new(select)
+            .and("aggregate_type IN ('order', 'inventory')", [])
+            .and("aggregate_id = ?", [order_id.to_string().into()])
+            .and("group_id = ?", [group_id.into()])
+            .page("created_at, id", ROWS_MAX)
+    };
     type Columns = (
         Uuid,
         Uuid,
@@ -257,7 +284,9 @@ async fn read_sent(tx: &mut Tx, group_id: &str, order_id: Uuid) -> sqlx::Result<
         let key = routing_key(&aggregate_type, &event_type);
         Sent { id, event_id, kind, key, status, attempts, available_at, created_at, published_at, target, last_error }
     };
-    Ok(fetch_page!(tx, filter, Columns)?.into_iter().map(sent).collect())
+    let mut rows = fetch_page!(tx, of_order(ARCHIVED), Columns)?;
+    rows.extend(fetch_page!(tx, of_order(WAITING), Columns)?);
+    Ok(rows.into_iter().map(sent).collect())
 }
 
 /// One entry for each table that keeps effects on orders.
@@ -335,9 +364,9 @@ impl From<VerdictColumns> for Verdict {
 
 impl Letter {
     fn read(columns: LetterColumns) -> Option<Self> {
-        let (id, consumer, message_id, key, reason, error, state, created_at, updated_at) = columns;
+        let (id, consumer, message_id, key, reason, error, state, created_at, resolved_at) = columns;
         let event_id = Uuid::try_parse(&message_id?).ok()?;
         let key = key.unwrap_or_else(|| "message".to_owned());
-        Some(Self { id, consumer, event_id, key, reason, error, state, created_at, updated_at })
+        Some(Self { id, consumer, event_id, key, reason, error, state, created_at, resolved_at })
     }
 }

@@ -23,7 +23,7 @@ pub async fn select_verdicts(
 
 pub async fn select_letters(c: &mut PgConnection, message_ids: &[String]) -> sqlx::Result<Vec<LetterColumns>> {
     sqlx::query_as(
-        "SELECT id, consumer, message_id, event_type, reason, error, state, created_at, updated_at
+        "SELECT id, consumer, message_id, event_type, reason, error, state, created_at, resolved_at
          FROM messaging_dead_letters WHERE message_id = ANY($1)",
     )
     .bind(message_ids)

@@ -25,7 +25,7 @@ pub async fn select_verdicts(
 
 pub async fn select_letters(c: &mut SqliteConnection, message_ids: &[String]) -> sqlx::Result<Vec<LetterColumns>> {
     sqlx::query_as(
-        "SELECT id, consumer, message_id, event_type, reason, error, state, created_at, updated_at
+        "SELECT id, consumer, message_id, event_type, reason, error, state, created_at, resolved_at
          FROM messaging_dead_letters WHERE message_id IN (SELECT value FROM json_each($1))",
     )
     .bind(Json(message_ids))

@@ -16,8 +16,11 @@ pub struct Surroundings {
     pub paused: BTreeSet<String>,
     pub queues: BTreeMap<String, Queue>,
     pub bindings: Vec<Binding>,
-    /// Why nothing can be published just now, if so.
-    pub outage: Option<String>,
+    /// Does any instance publish?
+    pub relay_runs: bool,
+    /// Why nothing can be published just now, if so; and why nothing can be consumed.
+    pub no_way_out: Option<String>,
+    pub no_way_in: Option<String>,
 }
 
 pub fn sentences(story: &Story, around: &Surroundings) -> Vec<String> {
@@ -72,19 +75,21 @@ fn unsent(row: &Sent, around: &Surroundings) -> Option<String> {
     match row.status.as_str() {
         "published" => None,
         "dead" => Some(format!(
-            "its {key} could not be published in {} attempts ({error}): retry outbox row {}",
-            row.attempts, row.id
+            "its {key} could not be published in {} ({error}): fix and retry outbox row {}",
+            attempts(row.attempts),
+            row.id
         )),
         _ if around.paused.contains(relay::NAME) => {
             Some(format!("its {key} waits for the relay, which is paused: resume it"))
         }
-        _ if around.outage.is_some() => {
-            let outage = around.outage.as_deref().unwrap_or_default();
-            Some(format!("its {key} waits for the broker ({outage}): it goes out when the broker is back"))
+        _ if !around.relay_runs => Some(format!("its {key} waits for a relay, and no instance runs one: start one")),
+        _ if around.no_way_out.is_some() => {
+            let why = around.no_way_out.as_deref().unwrap_or_default();
+            Some(format!("its {key} waits for the broker ({why}): it goes out once that is over"))
         }
         "failed" => Some(format!(
-            "its {key} was refused by the broker {} times ({error}): it is tried again at {}",
-            row.attempts,
+            "its {key} was refused by the broker, {} so far ({error}): it is tried again at {}",
+            attempts(row.attempts),
             clock_of(row.available_at)
         )),
         _ => Some(format!("its {key} waits for the relay, which is to publish it")),
@@ -107,7 +112,16 @@ fn unsettled(story: &Story, row: &Sent, binding: &Binding, around: &Surroundings
     let resting = around.paused.contains(consumer);
     match verdict.map(|verdict| (verdict.state.as_str(), verdict)) {
         Some(("processed", _)) => None,
-        Some(("dead", _)) if discarded(story, row, consumer) => None,
+        // Given up on for good; only the order itself may hang on it still.
+        Some(("dead", _)) if discarded(story, row, consumer) => decides(row, Some(consumer)).then(|| {
+            format!(
+                "its {key} was given up on by {consumer} and discarded: restore and redrive it, or cancel the order"
+            )
+        }),
+        Some(("dead", verdict)) if verdict.finished_at.is_some_and(|at| at < story.letters_since) => {
+            decides(row, Some(consumer))
+                .then(|| format!("its {key} was given up on by {consumer}, and the letter is gone: cancel the order"))
+        }
         Some(("dead", _)) if around.paused.contains(office::NAME) => Some(format!(
             "its {key} was rejected by {consumer} and is not filed, for {} is paused: resume it",
             office::NAME
@@ -117,6 +131,8 @@ fn unsettled(story: &Story, row: &Sent, binding: &Binding, around: &Surroundings
         Some(("retrying", verdict)) => Some(retrying(key, consumer, verdict)),
         Some(("waiting", verdict)) => Some(awaiting(key, consumer, verdict)),
         Some((_, _)) => Some(format!("waits for {consumer}, which is at work on its {key}")),
+        // Dealt with so long ago that nobody remembers.
+        None if row.created_at < story.verdicts_since => None,
         None => Some(queued(key, binding, around)),
     }
 }
@@ -130,19 +146,29 @@ fn discarded(story: &Story, row: &Sent, consumer: &str) -> bool {
 fn retrying(key: &str, consumer: &str, verdict: &Verdict) -> String {
     let error = verdict.last_error.as_deref().unwrap_or("no reason given");
     let at = verdict.due_at.map(|at| format!(" at {}", clock_of(at))).unwrap_or_default();
-    let attempts = if verdict.attempts == 1 { "1 attempt" } else { &format!("{} attempts", verdict.attempts) };
-    format!("waits for {consumer}, which tries its {key} again{at}, after {attempts} ({error})")
+    match verdict.attempts {
+        // Only a redrive forgets attempts.
+        0 => format!("waits for {consumer} to take its {key}, which was redriven"),
+        count => {
+            format!("waits for {consumer}, which tries its {key} again{at}, after {} ({error})", attempts(count))
+        }
+    }
 }
 
 fn awaiting(key: &str, consumer: &str, verdict: &Verdict) -> String {
-    let what = verdict.waiting_for.as_deref().unwrap_or("its predecessor");
-    let until = verdict.deadline_at.map(|at| format!(" until {}", clock_of(at))).unwrap_or_default();
-    format!("its {key} is kept by {consumer}, waiting for {what}{until}")
+    // `order.placed 0190…`, of this very order.
+    let what = verdict.waiting_for.as_deref().and_then(|name| name.split(' ').next()).unwrap_or("predecessor");
+    let until = verdict.deadline_at.map(|at| format!(", at most until {}", clock_of(at))).unwrap_or_default();
+    format!("its {key} is kept by {consumer} until its {what} has been dealt with{until}")
 }
 
 fn queued(key: &str, binding: &Binding, around: &Surroundings) -> String {
     let (consumer, queue) = (binding.consumer, around.queues.get(&binding.queue));
     match queue {
+        _ if around.no_way_in.is_some() => {
+            let why = around.no_way_in.as_deref().unwrap_or_default();
+            format!("waits for {consumer}, which cannot reach the broker ({why}): it goes on once that is over")
+        }
         Some(queue) if queue.consumers == Some(0) => {
             format!("waits for {consumer}, and nobody takes from {}: start it", binding.queue)
         }
@@ -153,7 +179,205 @@ fn queued(key: &str, binding: &Binding, around: &Surroundings) -> String {
     }
 }
 
+fn attempts(count: i32) -> String {
+    if count == 1 { "1 attempt".to_owned() } else { format!("{count} attempts") }
+}
+
 /// The time of day, in UTC, as people say it.
 fn clock_of(at: Timestamp) -> String {
     at.to_string().get(11..16).unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::operations::timeline::{Letter, Order};
+
+    const AT: Timestamp = Timestamp::from_millis(1_794_821_400_125); // 09:30
+    const BINDINGS: [(&str, &[&str]); 3] = [
+        ("orders", &["inventory.reserved", "inventory.failed"]),
+        ("inventory", &["order.placed"]),
+        ("notifications", &["inventory.reserved"]),
+    ];
+
+    fn around() -> Surroundings {
+        let bind = |(consumer, keys): &(&'static str, &'static [&'static str])| Binding {
+            consumer,
+            queue: format!("stockade.{consumer}"),
+            keys,
+        };
+        Surroundings {
+            paused: BTreeSet::new(),
+            queues: BTreeMap::new(),
+            bindings: BINDINGS.iter().map(bind).collect(),
+            relay_runs: true,
+            no_way_out: None,
+            no_way_in: None,
+        }
+    }
+
+    fn sent(key: &str, status: &str) -> Sent {
+        Sent {
+            id: Uuid::nil(),
+            event_id: Uuid::nil(),
+            kind: "event".to_owned(),
+            key: key.to_owned(),
+            status: status.to_owned(),
+            attempts: 3,
+            available_at: AT,
+            created_at: AT,
+            published_at: None,
+            target: String::new(),
+            last_error: Some("no route".to_owned()),
+        }
+    }
+
+    fn verdict(consumer: &str, state: &str) -> Verdict {
+        Verdict {
+            consumer: consumer.to_owned(),
+            event_id: Uuid::nil(),
+            key: "order.placed".to_owned(),
+            state: state.to_owned(),
+            attempts: 0,
+            duplicates: 0,
+            started_at: AT,
+            finished_at: Some(AT),
+            due_at: Some(AT),
+            last_error: None,
+            waiting_for: Some("order.placed 0190".to_owned()),
+            deadline_at: Some(AT),
+        }
+    }
+
+    fn letter(state: &str) -> Letter {
+        Letter {
+            id: Uuid::nil(),
+            consumer: "inventory".to_owned(),
+            event_id: Uuid::nil(),
+            key: "order.placed".to_owned(),
+            reason: "schema".to_owned(),
+            error: String::new(),
+            state: state.to_owned(),
+            created_at: AT,
+            resolved_at: None,
+        }
+    }
+
+    fn story(status: &str, sent: Vec<Sent>, verdicts: Vec<Verdict>, letters: Vec<Letter>) -> Story {
+        let order = Order {
+            id: Uuid::nil(),
+            number: "ORD-00000000".to_owned(),
+            status: status.to_owned(),
+            reason: None,
+            correlation_id: String::new(),
+            created_at: AT,
+            hold_expires_at: Some(AT),
+        };
+        let long_ago = Timestamp::from_millis(0);
+        Story { order, sent, verdicts, letters, effects: vec![], verdicts_since: long_ago, letters_since: long_ago }
+    }
+
+    /// The sentence on an order whose `order.placed` has come this far with inventory.
+    fn of(verdicts: Vec<Verdict>, letters: Vec<Letter>, around: &Surroundings) -> String {
+        sentences(&story("placed", vec![sent("order.placed", "published")], verdicts, letters), around).remove(0)
+    }
+
+    fn of_unsent(status: &str, around: &Surroundings) -> String {
+        sentences(&story("placed", vec![sent("order.placed", status)], vec![], vec![]), around).remove(0)
+    }
+
+    #[test]
+    fn an_event_that_has_not_gone_out_says_why() {
+        let calm = around();
+        assert_eq!(of_unsent("pending", &calm), "its order.placed waits for the relay, which is to publish it");
+        assert_eq!(
+            of_unsent("failed", &calm),
+            "its order.placed was refused by the broker, 3 attempts so far (no route): it is tried again at 09:30"
+        );
+        assert_eq!(
+            of_unsent("dead", &calm),
+            format!(
+                "its order.placed could not be published in 3 attempts (no route): fix and retry outbox row {}",
+                Uuid::nil()
+            )
+        );
+        let paused = Surroundings { paused: [relay::NAME.to_owned()].into(), ..around() };
+        assert_eq!(of_unsent("pending", &paused), "its order.placed waits for the relay, which is paused: resume it");
+        let unmanned = Surroundings { relay_runs: false, ..around() };
+        assert_eq!(
+            of_unsent("pending", &unmanned),
+            "its order.placed waits for a relay, and no instance runs one: start one"
+        );
+        let blocked =
+            Surroundings { no_way_out: Some("the broker takes no messages: low on memory".into()), ..around() };
+        assert_eq!(
+            of_unsent("pending", &blocked),
+            "its order.placed waits for the broker (the broker takes no messages: low on memory): it goes out once that \
+             is over"
+        );
+    }
+
+    #[test]
+    fn an_event_that_its_consumer_is_not_done_with_says_why() {
+        let calm = around();
+        assert_eq!(of(vec![], vec![], &calm), "waits for inventory to take its order.placed");
+        let cut_off = Surroundings { no_way_in: Some("the connection was lost".into()), ..around() };
+        assert_eq!(
+            of(vec![], vec![], &cut_off),
+            "waits for inventory, which cannot reach the broker (the connection was lost): it goes on once that is over"
+        );
+        for (state, sentence) in [
+            ("retrying", "waits for inventory to take its order.placed, which was redriven"),
+            (
+                "waiting",
+                "its order.placed is kept by inventory until its order.placed has been dealt with, at most until 09:30",
+            ),
+            ("processing", "waits for inventory, which is at work on its order.placed"),
+            ("dead", "its order.placed was rejected by inventory and is about to be filed"),
+        ] {
+            assert_eq!(of(vec![verdict("inventory", state)], vec![], &calm), sentence);
+        }
+        let failed = Verdict { attempts: 2, last_error: Some("no luck".into()), ..verdict("inventory", "retrying") };
+        assert_eq!(
+            of(vec![failed], vec![], &calm),
+            "waits for inventory, which tries its order.placed again at 09:30, after 2 attempts (no luck)"
+        );
+        assert_eq!(
+            of(vec![verdict("inventory", "dead")], vec![letter("open")], &calm),
+            format!("its order.placed is dead letter {} of inventory (schema): fix and redrive", Uuid::nil())
+        );
+        let given_up = "its order.placed was given up on by inventory and discarded: restore and redrive it, or cancel \
+                        the order";
+        assert_eq!(of(vec![verdict("inventory", "dead")], vec![letter("discarded")], &calm), given_up);
+        let mut long_ago = story("placed", vec![sent("order.placed", "published")], vec![], vec![]);
+        long_ago.verdicts.push(verdict("inventory", "dead"));
+        long_ago.letters_since = AT.plus(std::time::Duration::from_millis(1));
+        assert_eq!(
+            sentences(&long_ago, &calm),
+            ["its order.placed was given up on by inventory, and the letter is gone: cancel the order"]
+        );
+    }
+
+    #[test]
+    fn what_was_dealt_with_so_long_ago_that_nobody_remembers_is_not_waited_for() {
+        let mut story = story("reserved", vec![sent("order.placed", "published")], vec![], vec![]);
+        story.verdicts_since = AT.plus(std::time::Duration::from_millis(1));
+        assert_eq!(sentences(&story, &around()), ["reserved, waits for payment until 09:30"]);
+    }
+
+    #[test]
+    fn an_order_with_nothing_under_way_is_told_as_it_stands() {
+        for (status, sentence) in [
+            ("placed", "placed, and nothing is under way for it: run an audit"),
+            ("reserved", "reserved, waits for payment until 09:30"),
+            ("paid", "paid, waits to be fulfilled"),
+            ("fulfilled", "waits for nothing: it is fulfilled"),
+            ("cancelled", "waits for nothing: it is cancelled"),
+            ("expired", "waits for nothing: it is expired"),
+        ] {
+            assert_eq!(sentences(&story(status, vec![], vec![], vec![]), &around()), [sentence]);
+        }
+    }
 }

@@ -234,14 +234,16 @@ fn fingerprint_from_column(bytes: Vec<u8>) -> sqlx::Result<[u8; 32]> {
 }
 
 /// Tenant, id, subsidiary, correlation id, status, customer, total, currency, last change.
-type StandingColumns = (String, Uuid, Option<String>, String, String, String, i64, String, Timestamp);
+type StandingColumns = (String, Uuid, String, Option<String>, String, String, String, i64, String, Timestamp);
 
 fn standing_from_columns(columns: StandingColumns) -> sqlx::Result<(Standing, Timestamp)> {
-    let (group_id, id, subsidiary_id, correlation_id, status, customer_id, total_minor, currency, updated_at) = columns;
+    let (group_id, id, number, subsidiary_id, correlation_id, ..) = columns;
+    let (.., status, customer_id, total_minor, currency, updated_at) = columns;
     let standing = || -> Result<Standing, String> {
         Ok(Standing {
             group_id,
             id: OrderId(id),
+            number,
             subsidiary_id,
             correlation_id,
             status: Status::find(&status).ok_or_else(|| format!("unknown order status {status:?}"))?,

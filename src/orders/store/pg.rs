@@ -104,8 +104,8 @@ pub async fn answer_many(
 
 pub async fn select_locked(c: &mut PgConnection, orders: &[(&str, OrderId)]) -> sqlx::Result<Vec<StandingColumns>> {
     sqlx::query_as(
-        "SELECT o.group_id, o.id, o.subsidiary_id, o.correlation_id, o.status, o.customer_id, o.total_minor, o.currency,
-             o.updated_at
+        "SELECT o.group_id, o.id, o.number, o.subsidiary_id, o.correlation_id, o.status, o.customer_id, o.total_minor,
+             o.currency, o.updated_at
          FROM orders_orders o
          JOIN UNNEST($1::text[], $2::uuid[]) AS wanted(group_id, id)
              ON o.group_id = wanted.group_id AND o.id = wanted.id
@@ -188,8 +188,8 @@ pub async fn end_holds(
              ORDER BY hold_expires_at LIMIT $1 FOR UPDATE SKIP LOCKED)
          UPDATE orders_orders o SET status = 'expired', reason = $2, updated_at = $3
          FROM due WHERE o.group_id = due.group_id AND o.id = due.id AND o.status = 'reserved'
-         RETURNING o.group_id, o.id, o.subsidiary_id, o.correlation_id, o.status, o.customer_id, o.total_minor,
-             o.currency, o.updated_at",
+         RETURNING o.group_id, o.id, o.number, o.subsidiary_id, o.correlation_id, o.status, o.customer_id,
+             o.total_minor, o.currency, o.updated_at",
     )
     .bind(limit)
     .bind(reason)

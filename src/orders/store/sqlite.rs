@@ -117,8 +117,8 @@ pub async fn answer_many(
 pub async fn select_locked(c: &mut SqliteConnection, orders: &[(&str, OrderId)]) -> sqlx::Result<Vec<StandingColumns>> {
     let rows: Vec<_> = orders.iter().map(|(group_id, id)| (group_id, id.0.simple())).collect();
     sqlx::query_as(
-        "SELECT o.group_id, o.id, o.subsidiary_id, o.correlation_id, o.status, o.customer_id, o.total_minor, o.currency,
-             o.updated_at
+        "SELECT o.group_id, o.id, o.number, o.subsidiary_id, o.correlation_id, o.status, o.customer_id, o.total_minor,
+             o.currency, o.updated_at
          FROM jsonb_each($1) AS wanted
          CROSS JOIN orders_orders o ON o.group_id = wanted.value ->> 0 AND o.id = unhex(wanted.value ->> 1)",
     )
@@ -201,7 +201,8 @@ pub async fn end_holds(
         "UPDATE orders_orders SET status = 'expired', reason = $2, updated_at = $3
          WHERE (group_id, id) IN (SELECT group_id, id FROM orders_orders
              WHERE status = 'reserved' AND hold_expires_at <= $3 ORDER BY hold_expires_at LIMIT $1)
-         RETURNING group_id, id, subsidiary_id, correlation_id, status, customer_id, total_minor, currency, updated_at",
+         RETURNING group_id, id, number, subsidiary_id, correlation_id, status, customer_id, total_minor, currency,
+             updated_at",
     )
     .bind(limit)
     .bind(reason)

@@ -1,12 +1,18 @@
 //! Is it alive, can it serve, how is it doing.
 
+use std::time::{Duration, Instant};
+
 use serde_json::json;
 
-use crate::support::{App, Engine, TestDb, each_database, eventually, fields};
+use crate::support::{Api, App, Engine, OwnPostgres, Server, TestDb, Wire, each_database, eventually, fields, rabbit};
 
 async fn probes_tell_how_everything_is_doing(db: TestDb) {
     let app = App::start(&db).await;
     assert_eq!(app.read("/livez").await, json!({ "status": "ok" }));
+    eventually("the start", || async {
+        app.get("/startupz").send().await.unwrap().status().is_success().then_some(())
+    })
+    .await;
     let ready = eventually("every loop running", || async {
         let ready = app.read("/readyz").await;
         let loops = ["relay", "orders", "expiry", "inventory", "notifications", "ledger", "dead-letters"];
@@ -73,4 +79,63 @@ async fn any_instance_tells_the_health_of_all() {
     })
     .await;
     front.stop().await;
+}
+
+/// Asks every probe, all at once, and sees that none of them takes a second. By the best of a few rounds: a machine that
+/// runs many tests at a time is slow now and then, a probe that waits is so each time.
+async fn all_answer_within_a_second(api: &Api) {
+    let mut best = [Duration::MAX; 5];
+    for _ in 0..4 {
+        let asked = ["/livez", "/readyz", "/startupz", "/v1/health", "/v1/metrics"].map(|path| async move {
+            let began = Instant::now();
+            api.get(path).send().await.unwrap().bytes().await.unwrap();
+            began.elapsed()
+        });
+        let took = futures_util::future::join_all(asked).await;
+        best.iter_mut().zip(took).for_each(|(best, took)| *best = took.min(*best));
+    }
+    assert!(best.iter().all(|took| *took < Duration::from_secs(1)), "{best:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn probes_answer_within_a_second_though_the_database_hangs() {
+    let postgres = OwnPostgres::start();
+    let db = TestDb::at(postgres.url());
+    let server = Server::start(&db, &[]);
+    server.place_and_wait("a", &[("WIDGET-A", 1)]).await;
+    all_answer_within_a_second(&server).await;
+    postgres.freeze();
+    all_answer_within_a_second(&server).await;
+    let health = server.read("/v1/health").await;
+    assert_eq!((&health["status"], &health["database"]["status"]), (&json!("unavailable"), &json!("down")));
+    assert_eq!(server.get("/readyz").send().await.unwrap().status(), 503);
+    assert!(server.get("/livez").send().await.unwrap().status().is_success(), "it is alive");
+    postgres.thaw();
+    eventually("health again", || async { (server.read("/v1/health").await["status"] == "ok").then_some(()) }).await;
+    server.place_and_wait("a", &[("WIDGET-A", 1)]).await;
+    assert!(server.terminate().await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn probes_answer_within_a_second_though_the_broker_hangs_or_is_gone() {
+    let broker = rabbit::faulty().await;
+    let db = TestDb::new(Engine::Sqlite).await.over(Wire::on(broker.url()));
+    let server = Server::start(&db, &[]);
+    server.until_connected().await;
+    server.place_and_wait("a", &[("WIDGET-A", 1)]).await;
+    broker.freeze();
+    all_answer_within_a_second(&server).await;
+    let page = server.get("/v1/metrics").send().await.unwrap().text().await.unwrap();
+    assert!(page.contains("stockade_database_up 1.0"), "a broker that hangs is not the database's fault");
+    broker.thaw();
+    broker.kill();
+    eventually("a broker that is down", || async {
+        (server.read("/v1/health").await["broker"]["status"] == "down").then_some(())
+    })
+    .await;
+    all_answer_within_a_second(&server).await;
+    assert_eq!(server.read("/readyz").await["status"], "degraded", "orders are taken");
+    broker.start_again();
+    server.until_connected().await;
+    assert!(server.terminate().await);
 }

@@ -1,8 +1,14 @@
 //! The timeline of an order: every hop, and the one sentence.
 
-use serde_json::{Value, json};
+use std::time::Duration;
 
-use crate::support::{Api, App, TestDb, each_database, eventually};
+use serde_json::{Value, json};
+use stockade::messaging::retention::{Keep, Retention};
+use tokio_util::sync::CancellationToken;
+
+use crate::support::{
+    Api, App, Engine, Server, TestDb, Wire, each_database, each_database_on_rabbit, eventually, rabbit,
+};
 
 async fn timeline(api: &Api, order: &Value) -> Value {
     api.read(&format!("/v1/orders/{}/timeline", order["number"].as_str().unwrap())).await
@@ -158,6 +164,157 @@ async fn duplicates_are_counted_where_they_were_dismissed(db: TestDb) {
     app.stop().await;
 }
 
+/// Waits until nothing is held up about an order, and it is as `sentence` says.
+async fn eventually_rests(api: &Api, order: &Value, sentence: &str) -> Value {
+    eventually(sentence, || async {
+        let told = timeline(api, order).await;
+        (told["also"] == json!([]) && told["waiting_for"].as_str().unwrap().starts_with(sentence)).then_some(told)
+    })
+    .await
+}
+
+async fn a_whole_life_is_told(db: TestDb) {
+    let app = App::start_with(&db, &["--hold-time", "5s"]).await;
+    let (paid, cancelled, expired) =
+        (app.reserve("WIDGET-A", 250).await, app.reserve("WIDGET-A", 1).await, app.reserve("WIDGET-A", 1).await);
+    let of = async |id: &str| app.read(&format!("/v1/orders/{id}")).await;
+    assert!(app.pay(&paid, 250).await.status().is_success());
+    let order = of(&paid).await;
+    eventually_rests(&app, &order, "paid, waits to be fulfilled").await;
+    assert!(app.step(&paid, "fulfil").await.status().is_success());
+    let told = eventually_rests(&app, &order, "waits for nothing: it is fulfilled").await;
+    assert_eq!(
+        texts(&told, "request")[1..],
+        ["api: took the payment".to_owned(), "api: fulfilled the order".to_owned()]
+    );
+    let effects = texts(&told, "effect");
+    for line in ["ledger: booked 250 USD to cash", "ledger: booked -250 USD to customer:alice"] {
+        assert!(effects.contains(&line.to_owned()), "{line} in {effects:?}");
+    }
+    assert!(effects.iter().any(|line| line.ends_with(" is fulfilled")), "{effects:?}");
+    assert!(effects.contains(&"notifications: notice of paid by log is sent".to_owned()), "{effects:?}");
+    assert!(app.step(&cancelled, "cancel").await.status().is_success());
+    let told = eventually_rests(&app, &of(&cancelled).await, "waits for nothing: it is cancelled").await;
+    assert_eq!(texts(&told, "request")[1], "api: cancelled the order");
+    let told = eventually_rests(&app, &of(&expired).await, "waits for nothing: it is expired").await;
+    assert_eq!(texts(&told, "request")[1], "orders: let the order expire, as it was not paid in time");
+    app.stop().await;
+}
+
+async fn hops_follow_one_another_in_time(db: TestDb) {
+    let app = App::start(&db).await;
+    pause(&app, "inventory").await;
+    let order = app.place("a", &[("WIDGET-A", 1)]).await;
+    let told = eventually_waits(&app, &order, |sentence| sentence.starts_with("waits for inventory")).await;
+    let at = |hop: &Value, end: &str| hop[end].as_str().map(str::to_owned);
+    assert!(at(hops(&told, "request")[0], "at") <= at(hops(&told, "request")[0], "until"));
+    assert_eq!(at(hops(&told, "request")[0], "until"), order["created_at"].as_str().map(str::to_owned));
+    let published_at = at(hops(&told, "outbox")[0], "until");
+    app.tell("/v1/consumers/inventory/resume", &json!({})).await;
+    let told = eventually_waits(&app, &order, |sentence| sentence.starts_with("reserved")).await;
+    let of_inventory = |kind| *hops(&told, kind).iter().find(|hop| hop["who"] == "inventory").unwrap();
+    let (waited, handled) = (of_inventory("queue"), of_inventory("handling"));
+    assert_eq!(at(waited, "at"), published_at, "from its publication");
+    assert_eq!(at(waited, "until"), at(handled, "at"), "until inventory began");
+    assert!(at(waited, "at") < at(waited, "until") && at(handled, "at") <= at(handled, "until"), "{told:#}");
+    app.stop().await;
+}
+
+async fn an_event_that_waits_for_its_predecessor_says_so(db: TestDb) {
+    let app = App::start_with(&db, &["--retry-base", "1h", "--retry-cap", "1h"]).await;
+    app.tell("/v1/lab/fail", &json!({ "consumer": "ledger", "times": 1 })).await;
+    let id = app.reserve("WIDGET-A", 5).await;
+    assert!(app.pay(&id, 5).await.status().is_success());
+    let order = app.read(&format!("/v1/orders/{id}")).await;
+    let kept = "its order.paid is kept by ledger until its order.placed has been dealt with, at most until ";
+    let again = "waits for ledger, which tries its order.placed again at ";
+    eventually("both sentences", || async {
+        let told = timeline(&app, &order).await;
+        let also: Vec<String> = serde_json::from_value(told["also"].clone()).unwrap();
+        let says = |begin: &str| also.iter().any(|sentence| sentence.starts_with(begin));
+        (told["waiting_for"] == "paid, waits to be fulfilled" && says(kept) && says(again)).then_some(())
+    })
+    .await;
+    app.stop().await;
+}
+
+async fn what_is_replayed_is_told(db: TestDb) {
+    let app = App::start(&db).await;
+    let order = app.place_and_wait("a", &[("WIDGET-A", 1)]).await;
+    let (from, to) = ("2000-01-01T00:00:00Z", "2100-01-01T00:00:00Z");
+    let replay = json!({ "aggregate_type": "order", "from": from, "to": to, "consumer": "inventory" });
+    app.tell("/v1/replays", &replay).await;
+    eventually("the replay", || async {
+        let told = timeline(&app, &order).await;
+        let replayed = texts(&told, "replay") == ["outbox: sent order.placed to stockade.inventory again (replay)"];
+        let line = "inventory: dealt with order.placed, and dismissed 1 duplicate".to_owned();
+        (replayed && texts(&told, "handling").contains(&line)).then_some(())
+    })
+    .await;
+    app.stop().await;
+}
+
+async fn the_story_outlives_the_outbox(db: TestDb) {
+    let app = App::start(&db).await;
+    let order = app.place_and_wait("a", &[("WIDGET-A", 1)]).await;
+    let before = eventually_rests(&app, &order, "reserved, waits for payment until ").await;
+    let mut kernel = app.running.kernel.clone();
+    let day = Duration::from_secs(86_400);
+    let mut keep = Keep { outbox: Duration::ZERO, archive: day, inbox: day, dead_letters: day, look_every: day };
+    for _ in 0..3 {
+        kernel.tuning.keep = keep;
+        Retention::new(kernel.clone(), Vec::new()).pass(&CancellationToken::new()).await.unwrap();
+        let told = timeline(&app, &order).await;
+        assert_eq!((&told["waiting_for"], &told["also"]), (&before["waiting_for"], &before["also"]), "{keep:?}");
+        if keep.archive == day {
+            assert_eq!(told["hops"], before["hops"], "the archive has it all");
+        } else if keep.inbox == day {
+            assert_eq!(texts(&told, "handling"), texts(&before, "handling"), "found by what came of them");
+            keep.inbox = Duration::ZERO;
+        }
+        keep.archive = Duration::ZERO;
+    }
+    assert_eq!(texts(&timeline(&app, &order).await, "effect"), texts(&before, "effect"), "effects stay");
+    app.stop().await;
+}
+
+async fn an_order_that_nobody_publishes_says_so(db: TestDb) {
+    let app = App::start_with(&db, &["--modules", "api,orders,inventory,notifications,ledger,dead-letters"]).await;
+    app.until_connected().await;
+    let order = app.place("a", &[("WIDGET-A", 1)]).await;
+    let expected = "its order.placed waits for a relay, and no instance runs one: start one";
+    eventually_waits(&app, &order, |sentence| sentence == expected).await;
+    app.stop().await;
+}
+
+each_database_on_rabbit!(an_order_that_nobody_publishes_says_so);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_that_is_away_or_blocked_is_named() {
+    let broker = rabbit::faulty().await;
+    let db = TestDb::new(Engine::Sqlite).await.over(Wire::on(broker.url()));
+    let server = Server::start(&db, &[]);
+    server.until_connected().await;
+    broker.ctl(&["set_vm_memory_high_watermark", "absolute", "1"]);
+    let order = server.place("a", &[("WIDGET-A", 1)]).await;
+    let blocked = "its order.placed waits for the broker (the broker takes no messages: ";
+    eventually_waits(&server, &order, |sentence| sentence.starts_with(blocked)).await;
+    broker.ctl(&["set_vm_memory_high_watermark", "absolute", "2GB"]);
+    eventually_waits(&server, &order, |sentence| sentence.starts_with("reserved")).await;
+    broker.kill();
+    eventually("a broker that is down", || async {
+        (server.read("/v1/health").await["broker"]["status"] == "down").then_some(())
+    })
+    .await;
+    let order = server.place("a", &[("WIDGET-A", 1)]).await;
+    let away = "its order.placed waits for the broker (";
+    let told = eventually_waits(&server, &order, |sentence| sentence.starts_with(away)).await;
+    assert!(told["waiting_for"].as_str().unwrap().ends_with("): it goes out once that is over"));
+    broker.start_again();
+    eventually_waits(&server, &order, |sentence| sentence.starts_with("reserved")).await;
+    assert!(server.terminate().await);
+}
+
 async fn an_order_that_is_not_there_has_no_timeline(db: TestDb) {
     let app = App::start(&db).await;
     let response = app.get("/v1/orders/ORD-00000000/timeline").send().await.unwrap();
@@ -175,5 +332,10 @@ each_database!(
     a_letter_that_is_not_filed_names_the_office,
     a_queue_that_nobody_takes_from_is_named,
     duplicates_are_counted_where_they_were_dismissed,
+    a_whole_life_is_told,
+    hops_follow_one_another_in_time,
+    an_event_that_waits_for_its_predecessor_says_so,
+    what_is_replayed_is_told,
+    the_story_outlives_the_outbox,
     an_order_that_is_not_there_has_no_timeline,
 );

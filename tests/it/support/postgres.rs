@@ -108,6 +108,24 @@ impl OwnPostgres {
         self.run("pg_ctl", &["start", "-w", "-l", &format!("{folder}/log"), "-o", &options]);
     }
 
+    /// Lets it hang: connections stay open and nothing answers.
+    pub fn freeze(&self) {
+        self.signal("STOP");
+    }
+
+    pub fn thaw(&self) {
+        self.signal("CONT");
+    }
+
+    /// Signals the server and every process of its own.
+    fn signal(&self, signal: &str) {
+        let lines = std::fs::read_to_string(self.folder.path().join("data/postmaster.pid")).unwrap_or_default();
+        let Some(pid) = lines.lines().next() else { return };
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+        // The server first: it is not to start more of them meanwhile.
+        let _ = Command::new("sh").args(["-c", &format!("kill -s {signal} {pid} {children} 2>/dev/null")]).status();
+    }
+
     fn run(&self, program: &str, args: &[&str]) {
         let program = newest_bin().join(program);
         let mut command = if is_root() {
@@ -125,11 +143,8 @@ impl OwnPostgres {
 
 impl Drop for OwnPostgres {
     fn drop(&mut self) {
-        let pid_file = self.folder.path().join("data/postmaster.pid");
-        if let Ok(lines) = std::fs::read_to_string(pid_file) {
-            let quit = format!("kill -s QUIT {}", lines.lines().next().unwrap_or_default());
-            let _ = Command::new("sh").args(["-c", &quit]).status();
-        }
+        self.signal("QUIT");
+        self.signal("CONT");
     }
 }
 

@@ -70,6 +70,10 @@ impl Link {
         }
     }
 
+    pub fn uri(&self) -> &AMQPUri {
+        &self.uri
+    }
+
     /// Has the connection closed and made anew.
     pub fn give_up_on(&self, why: &str) {
         tracing::warn!(link = self.role, why, "the connection to the broker is of no use; making a new one");

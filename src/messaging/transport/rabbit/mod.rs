@@ -6,11 +6,13 @@
 //! that goes out or comes in again under the same id.
 //!
 //! - [`shape`]: what is declared, and what to say when it is there already but different;
+//! - [`greeting`]: what the broker says of itself;
 //! - [`link`]: a connection that comes back by itself;
 //! - [`publisher`]: verdicts from confirms and returns;
 //! - [`subscription`]: deliveries and acknowledgements;
 //! - [`wire`]: messages as AMQP has them.
 
+mod greeting;
 mod link;
 mod publisher;
 mod shape;
@@ -38,7 +40,7 @@ use super::{Condition, Depth, RawMessage, Topology, TransportError, Verdict, Way
 use crate::messaging::outbox::Claimed;
 
 /// How long the broker may take to say how full its queues are, all together.
-const DEPTHS_TIMEOUT: Duration = Duration::from_secs(1);
+const DEPTHS_TIMEOUT: Duration = Duration::from_millis(500);
 const REMOVE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How to reach the broker and what to ask of it.
@@ -109,6 +111,12 @@ impl Rabbit {
         let Inner { options, made, .. } = &*self.inner;
         let shape = Shape::new(&options.prefix, topology, &options.extra_queues, made.clone());
         self.inner.shape.send_replace(Arc::new(shape));
+    }
+
+    /// The broker's version if it tells, and every queue with its arguments, which are in force once it is connected.
+    pub async fn describe(&self) -> (Option<String>, Vec<(String, String)>) {
+        let uri = self.inner.publishing.uri();
+        (greeting::version(&uri.authority.host, uri.authority.port, &uri.scheme).await, self.shape().describe())
     }
 
     /// Waits for a queue of ours that had to be made, because it was not there.

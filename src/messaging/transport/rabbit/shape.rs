@@ -138,6 +138,15 @@ impl Shape {
         if wrong.is_empty() { Ok(()) } else { Err(wrong.join(" ")) }
     }
 
+    /// Every queue with its arguments. A queue with others is refused, so once declared these are in force.
+    pub fn describe(&self) -> Vec<(String, String)> {
+        let both = |queue: &QueueShape| {
+            let own = (queue.name.clone(), in_one_line(&self.queue_arguments(queue)));
+            [own, (dlq_of(&queue.name), in_one_line(&dlq_arguments()))]
+        };
+        self.queues.iter().flat_map(both).collect()
+    }
+
     /// Takes everything away that is declared, with what is in it.
     pub async fn remove(&self, connection: &Connection) -> lapin::Result<()> {
         let channel = connection.create_channel().await?;
@@ -220,6 +229,16 @@ fn dlq_arguments() -> FieldTable {
     set_text(&mut arguments, "x-queue-type", "quorum");
     arguments.insert("x-delivery-limit".into(), AMQPValue::LongInt(DLQ_DELIVERY_LIMIT));
     arguments
+}
+
+fn in_one_line(arguments: &FieldTable) -> String {
+    let value = |value: &AMQPValue| match value {
+        AMQPValue::LongString(text) => text.to_string(),
+        AMQPValue::LongInt(number) => number.to_string(),
+        other => format!("{other:?}"),
+    };
+    let words: Vec<String> = arguments.inner().iter().map(|(name, it)| format!("{name}={}", value(it))).collect();
+    words.join(" ")
 }
 
 fn set_text(arguments: &mut FieldTable, name: &str, value: &str) {
