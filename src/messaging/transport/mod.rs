@@ -223,7 +223,7 @@ impl Transport {
 
     pub async fn subscribe(&self, queue: &str) -> Result<Subscription, TransportError> {
         Ok(match self {
-            Self::Table(table) => Subscription::Table(table.subscribe(queue)),
+            Self::Table(table) => Subscription::Table(Box::new(table.subscribe(queue))),
             Self::Memory(memory) => Subscription::Memory(memory.subscribe(queue)),
             Self::Rabbit(rabbit) => Subscription::Rabbit(Box::new(rabbit.subscribe(queue).await?)),
         })
@@ -241,7 +241,7 @@ impl Transport {
 
 /// A consumer's hold on a queue. What it took and did not settle comes back once it is dropped or its lease ends.
 pub enum Subscription {
-    Table(table::TableSubscription),
+    Table(Box<table::TableSubscription>),
     Memory(memory::MemorySubscription),
     Rabbit(Box<rabbit::RabbitSubscription>),
 }
