@@ -212,7 +212,7 @@ async fn lose_one_of_two(db: TestDb) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn several_servers_may_start_on_an_empty_postgres_at_once() {
-    let db = TestDb::new(Engine::Postgres).await;
+    let db = TestDb::empty_postgres().await;
     let servers = std::thread::scope(|scope| {
         let started: Vec<_> = (0..3).map(|_| scope.spawn(|| Server::start(&db, &QUICK))).collect();
         started.into_iter().map(|server| server.join().unwrap()).collect::<Vec<_>>()

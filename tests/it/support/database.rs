@@ -4,6 +4,7 @@ use sqlx::{Connection, Executor, PgConnection};
 use stockade::clock::{Clock, mint_id};
 use stockade::db::{Db, Options};
 use tempfile::TempDir;
+use tokio::sync::OnceCell;
 
 use super::{postgres, rabbit};
 
@@ -43,6 +44,25 @@ impl Wire {
     }
 }
 
+/// A database with the schema, made once: to copy it takes a tenth of the time that it takes to migrate an empty one.
+static TEMPLATE: OnceCell<String> = OnceCell::const_new();
+
+async fn template() -> String {
+    let url = copy_of("template0").await;
+    TestDb::at(url.clone()).open(Clock::System).await.close().await;
+    url.rsplit_once('/').unwrap().1.to_owned()
+}
+
+/// A new database like the one of that name; its URL.
+async fn copy_of(template: &str) -> String {
+    let name = format!("t{}", mint_id().simple());
+    let admin = tokio::task::spawn_blocking(|| postgres::url("postgres")).await.unwrap();
+    let mut admin = PgConnection::connect(&admin).await.unwrap();
+    admin.execute(sqlx::AssertSqlSafe(format!("CREATE DATABASE {name} TEMPLATE {template}"))).await.unwrap();
+    admin.close().await.unwrap();
+    postgres::url(&name)
+}
+
 pub struct TestDb {
     pub url: String,
     pub wire: Wire,
@@ -54,16 +74,14 @@ impl TestDb {
         let folder = tempfile::tempdir().unwrap();
         let url = match engine {
             Engine::Sqlite => format!("sqlite:{}", folder.path().join("test.db").display()),
-            Engine::Postgres => {
-                let name = format!("t{}", mint_id().simple());
-                let admin = tokio::task::spawn_blocking(|| postgres::url("postgres")).await.unwrap();
-                let mut admin = PgConnection::connect(&admin).await.unwrap();
-                admin.execute(sqlx::AssertSqlSafe(format!("CREATE DATABASE {name}"))).await.unwrap();
-                admin.close().await.unwrap();
-                postgres::url(&name)
-            }
+            Engine::Postgres => copy_of(TEMPLATE.get_or_init(template).await).await,
         };
         Self { url, wire: Wire::Table, _folder: folder }
+    }
+
+    /// A Postgres database without a table.
+    pub async fn empty_postgres() -> Self {
+        Self::at(copy_of("template0").await)
     }
 
     /// On the broker that tests share.

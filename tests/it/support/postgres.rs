@@ -1,7 +1,8 @@
 //! One private Postgres for the whole test run: its own folder, its own port, gone when the tests are.
 //!
 //! A small shell holds the server and reads from a pipe whose other end is this process. However the tests end,
-//! the pipe closes, and the shell stops the server and removes the folder.
+//! the pipe closes, and the shell stops the server and removes the folder. Nothing is vacuumed: with a database per test
+//! that would keep a core busy.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -24,7 +25,7 @@ if [ "$(id -u)" = 0 ]; then chown postgres "$dir"; as="setpriv --reuid=postgres 
 cd /
 $as "$bin/initdb" -D "$dir/data" -U postgres -A trust -E UTF8 --no-locale --no-sync >"$dir/log" 2>&1 </dev/null
 $as "$bin/postgres" -D "$dir/data" -p "$port" -k "$dir" -c listen_addresses=127.0.0.1 -c max_connections=400 \
-    >>"$dir/log" 2>&1 </dev/null &
+    -c autovacuum=off >>"$dir/log" 2>&1 </dev/null &
 pid=$!
 trap 'kill -INT $pid 2>/dev/null || true; wait $pid 2>/dev/null || true; rm -rf "$dir"' EXIT
 trap '' INT TERM HUP
