@@ -23,7 +23,7 @@ use crate::messaging::transport::{Condition, Topology};
 use crate::messaging::{Kernel, office, outbox, relay};
 
 /// How long a probe waits for the database: all of them answer within a second, whatever is down.
-const PROBE_TIMEOUT: Duration = Duration::from_millis(700);
+const PROBE_TIMEOUT: Duration = Duration::from_millis(500);
 
 #[derive(Clone)]
 pub struct Probes {

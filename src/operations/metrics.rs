@@ -32,7 +32,7 @@ use crate::messaging::{dead_letters, inbox, office, outbox, relay};
 use crate::metrics::Labels;
 
 /// How long a scrape waits for the database: it is answered within a second, whatever is down.
-const READ_TIMEOUT: Duration = Duration::from_millis(800);
+const READ_TIMEOUT: Duration = Duration::from_millis(700);
 /// How often the processed rows of the inbox are counted anew, and how many times as long as a count takes it must
 /// have rested.
 const RECOUNT_EVERY: Duration = Duration::from_secs(60);

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Output, Stdio};
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 
-use crate::support::{Api, Engine, Server, TestDb, Wire};
+use crate::support::{Api, Engine, Server, TestDb, Wire, eventually};
 
 /// The binary in a folder of its own, with nothing set.
 fn stockade(folder: &Path, args: &[&str]) -> Command {
@@ -226,6 +226,8 @@ async fn findings(db: &TestDb, more: &[&str]) -> (Option<i32>, Vec<Value>) {
 
 async fn the_doctor_looks_at_everything_a_server_stands_on(db: TestDb) {
     let server = Server::start(&db, &[]);
+    let present = async || (server.read("/v1/health").await["instances"].as_array()?.len() == 1).then_some(());
+    eventually("the server among the instances", present).await;
     let listen = server.url.strip_prefix("http://").unwrap().to_owned();
     let (code, found) = findings(&db, &["--listen", &listen]).await;
     assert_eq!(code, Some(0), "{found:#?}");

@@ -81,20 +81,18 @@ async fn any_instance_tells_the_health_of_all() {
     front.stop().await;
 }
 
-/// Asks every probe, all at once, and sees that none of them takes a second. By the best of a few rounds: a machine that
-/// runs many tests at a time is slow now and then, a probe that waits is so each time.
+/// Sees that every probe answers within a second. By the best of a few: a machine that runs many tests at a time is slow
+/// now and then, a probe that waits for what hangs is so each time.
 async fn all_answer_within_a_second(api: &Api) {
-    let mut best = [Duration::MAX; 5];
-    for _ in 0..4 {
-        let asked = ["/livez", "/readyz", "/startupz", "/v1/health", "/v1/metrics"].map(|path| async move {
+    for path in ["/livez", "/readyz", "/startupz", "/v1/health", "/v1/metrics"] {
+        let mut best = Duration::MAX;
+        for _ in 0..5 {
             let began = Instant::now();
             api.get(path).send().await.unwrap().bytes().await.unwrap();
-            began.elapsed()
-        });
-        let took = futures_util::future::join_all(asked).await;
-        best.iter_mut().zip(took).for_each(|(best, took)| *best = took.min(*best));
+            best = best.min(began.elapsed());
+        }
+        assert!(best < Duration::from_secs(1), "{path} took {best:?}");
     }
-    assert!(best.iter().all(|took| *took < Duration::from_secs(1)), "{best:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

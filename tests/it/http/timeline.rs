@@ -174,9 +174,8 @@ async fn eventually_rests(api: &Api, order: &Value, sentence: &str) -> Value {
 }
 
 async fn a_whole_life_is_told(db: TestDb) {
-    let app = App::start_with(&db, &["--hold-time", "5s"]).await;
-    let (paid, cancelled, expired) =
-        (app.reserve("WIDGET-A", 250).await, app.reserve("WIDGET-A", 1).await, app.reserve("WIDGET-A", 1).await);
+    let app = App::start(&db).await;
+    let (paid, cancelled) = (app.reserve("WIDGET-A", 250).await, app.reserve("WIDGET-A", 1).await);
     let of = async |id: &str| app.read(&format!("/v1/orders/{id}")).await;
     assert!(app.pay(&paid, 250).await.status().is_success());
     let order = of(&paid).await;
@@ -196,7 +195,13 @@ async fn a_whole_life_is_told(db: TestDb) {
     assert!(app.step(&cancelled, "cancel").await.status().is_success());
     let told = eventually_rests(&app, &of(&cancelled).await, "waits for nothing: it is cancelled").await;
     assert_eq!(texts(&told, "request")[1], "api: cancelled the order");
-    let told = eventually_rests(&app, &of(&expired).await, "waits for nothing: it is expired").await;
+    app.stop().await;
+}
+
+async fn an_order_that_expired_says_so(db: TestDb) {
+    let app = App::start_with(&db, &["--hold-time", "1s"]).await;
+    let order = app.place("a", &[("WIDGET-A", 1)]).await;
+    let told = eventually_rests(&app, &order, "waits for nothing: it is expired").await;
     assert_eq!(texts(&told, "request")[1], "orders: let the order expire, as it was not paid in time");
     app.stop().await;
 }
@@ -333,6 +338,7 @@ each_database!(
     a_queue_that_nobody_takes_from_is_named,
     duplicates_are_counted_where_they_were_dismissed,
     a_whole_life_is_told,
+    an_order_that_expired_says_so,
     hops_follow_one_another_in_time,
     an_event_that_waits_for_its_predecessor_says_so,
     what_is_replayed_is_told,

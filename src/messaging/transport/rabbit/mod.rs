@@ -40,7 +40,7 @@ use super::{Condition, Depth, RawMessage, Topology, TransportError, Verdict, Way
 use crate::messaging::outbox::Claimed;
 
 /// How long the broker may take to say how full its queues are, all together.
-const DEPTHS_TIMEOUT: Duration = Duration::from_millis(500);
+const DEPTHS_TIMEOUT: Duration = Duration::from_millis(400);
 const REMOVE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How to reach the broker and what to ask of it.
