@@ -179,6 +179,12 @@ async fn each_outcome_is_a_line_that_reads_alone() {
     let booked = server.reserve("WIDGET-A", 250).await;
     assert!(server.pay(&booked, 250).await.status().is_success());
     line(format!("BOOKED {booked}: 250 USD")).await;
+    // The payments are behind it, or one of them would be what fails.
+    let at_rest = async || {
+        let queue = server.read("/v1/queues/inventory").await;
+        (queue["depth"] == 0 && queue["in_flight"] == 0).then_some(())
+    };
+    eventually("an empty queue", at_rest).await;
     server.tell("/v1/lab/fail", &json!({ "consumer": "inventory", "times": 1 })).await;
     assert!(server.step(id, "fulfil").await.status().is_success());
     let told = line(format!("DEAD LETTER inventory order.fulfilled of {id} (retries-exhausted): ")).await;
