@@ -334,21 +334,21 @@ fn built_in(settings: &Settings, clock: &Clock) -> anyhow::Result<Vec<Member>> {
 
 /// The way to the customers; `None` is the log.
 fn channel(settings: &Settings, clock: &Clock) -> anyhow::Result<Option<Channel>> {
-    fn given<'a>(setting: &'a Option<String>, name: &str, channel: &str) -> anyhow::Result<&'a str> {
-        setting.as_deref().with_context(|| format!("STOCKADE_NOTIFY_CHANNEL={channel} needs {name}"))
+    fn given<'a>(setting: Option<&'a str>, name: &str, channel: &str) -> anyhow::Result<&'a str> {
+        setting.with_context(|| format!("STOCKADE_NOTIFY_CHANNEL={channel} needs {name}"))
     }
     let timeout = settings.handler_timeout;
     Ok(match settings.notify_channel {
         NotifyChannel::Log => None,
         NotifyChannel::Webhook => {
-            let url = given(&settings.webhook_url, "STOCKADE_WEBHOOK_URL", "webhook")?;
-            let secret = given(&settings.webhook_secret, "STOCKADE_WEBHOOK_SECRET", "webhook")?;
+            let url = given(settings.webhook_url.as_deref(), "STOCKADE_WEBHOOK_URL", "webhook")?;
+            let secret = given(settings.webhook_secret.as_deref(), "STOCKADE_WEBHOOK_SECRET", "webhook")?;
             Some(Channel::Webhook(Webhook::try_new(url, secret, timeout, clock.clone())?))
         }
         NotifyChannel::Smtp => {
-            let url = given(&settings.smtp_url, "STOCKADE_SMTP_URL", "smtp")?;
-            let from = given(&settings.smtp_from, "STOCKADE_SMTP_FROM", "smtp")?;
-            let to = given(&settings.smtp_to, "STOCKADE_SMTP_TO", "smtp")?;
+            let url = given(settings.smtp_url.as_deref(), "STOCKADE_SMTP_URL", "smtp")?;
+            let from = given(settings.smtp_from.as_deref(), "STOCKADE_SMTP_FROM", "smtp")?;
+            let to = given(settings.smtp_to.as_deref(), "STOCKADE_SMTP_TO", "smtp")?;
             Some(Channel::Smtp(Smtp::try_new(url, from, to, timeout)?))
         }
     })

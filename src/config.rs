@@ -185,15 +185,15 @@ pub struct Settings {
 
     /// Where the webhook posts to, `https://…` or `http://…`.
     #[arg(long, env = "STOCKADE_WEBHOOK_URL", hide_env_values = true)]
-    pub webhook_url: Option<String>,
+    pub webhook_url: Option<Masked>,
 
     /// What webhooks are signed with: `whsec_` and Base64, or any text of 16 characters or more.
     #[arg(long, env = "STOCKADE_WEBHOOK_SECRET", hide_env_values = true)]
-    pub webhook_secret: Option<String>,
+    pub webhook_secret: Option<Masked>,
 
     /// The mail server: `smtps://USER:PASSWORD@HOST`, or `smtp://HOST:PORT` with `?tls=required` for STARTTLS.
     #[arg(long, env = "STOCKADE_SMTP_URL", hide_env_values = true)]
-    pub smtp_url: Option<String>,
+    pub smtp_url: Option<Masked>,
 
     /// Whom mail is from, as in `Stockade <orders@example.com>`.
     #[arg(long, env = "STOCKADE_SMTP_FROM")]

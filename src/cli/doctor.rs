@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use reqwest::StatusCode;
 use serde::Serialize;
 use serde_json::Value;
 use stockade::clock::{Clock, millis};
@@ -15,7 +16,7 @@ use stockade::config::Settings;
 use stockade::db::Db;
 use stockade::{app, telemetry};
 
-use super::client::{Client, reachable};
+use super::client::{Client, Credential, reachable, refusal};
 use super::exit::Exit;
 
 const SERVER_TIMEOUT: Duration = Duration::from_secs(3);
@@ -29,6 +30,9 @@ pub struct Doctor {
     /// Print the findings as JSON.
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    credential: Credential,
 
     #[command(flatten)]
     settings: Settings,
@@ -69,7 +73,7 @@ impl Doctor {
             Ok(told) => findings.extend(told.into_iter().map(|(what, detail)| finding(&what, Verdict::Ok, detail))),
             Err(error) => findings.push(finding("broker", Verdict::Bad, format!("{error:#}"))),
         }
-        findings.push(look_at_server(&self.settings).await);
+        findings.push(look_at_server(&self.settings, &self.credential).await);
         if self.json {
             println!("{}", serde_json::to_string(&findings)?);
         } else {
@@ -146,9 +150,10 @@ fn look_at_disk(settings: &Settings) -> Option<Finding> {
 }
 
 /// The server that these settings would start, if it is there already.
-async fn look_at_server(settings: &Settings) -> Finding {
+async fn look_at_server(settings: &Settings, credential: &Credential) -> Finding {
     let url = format!("http://{}", reachable(settings.listen));
-    let asked: anyhow::Result<Value> = async { Client::new(&url, SERVER_TIMEOUT)?.get("/v1/health").await }.await;
+    let asked: anyhow::Result<Value> =
+        async { credential.given_to(Client::new(&url, SERVER_TIMEOUT)?)?.get("/v1/health").await }.await;
     match asked {
         Ok(health) => {
             let status = health["status"].as_str().unwrap_or("unknown").to_owned();
@@ -156,6 +161,11 @@ async fn look_at_server(settings: &Settings) -> Finding {
             let count = health["instances"].as_array().map_or(0, Vec::len);
             finding("server", verdict, format!("{status} at {url}, {count} instances on its database"))
         }
+        Err(error) if refusal(&error) == Some(StatusCode::UNAUTHORIZED) => finding(
+            "server",
+            Verdict::Ok,
+            format!("one at {url} that wants a key: set STOCKADE_API_KEY to look closer"),
+        ),
         Err(_) => finding("server", Verdict::Ok, format!("none at {url} (waited up to {} ms)", millis(SERVER_TIMEOUT))),
     }
 }

@@ -27,7 +27,7 @@ pub static RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 pub static RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 
 /// Answered however busy the server is.
-const ALWAYS: [&str; 4] = ["/livez", "/readyz", "/v1/health", "/v1/metrics"];
+const ALWAYS: [&str; 5] = ["/livez", "/readyz", "/startupz", "/v1/health", "/v1/metrics"];
 /// Callers remembered at most; those who have not asked for a while are forgotten.
 const CALLERS_MAX: usize = 10_000;
 

@@ -89,7 +89,7 @@ async fn readyz(State(probes): State<Probes>) -> Response {
 /// Has everything that this instance runs begun its work? Touches nothing.
 ///
 /// What cannot work for now, such as a consumer without its broker, has begun all the same.
-#[utoipa::path(get, path = "/startupz", tag = "health", responses(
+#[utoipa::path(get, path = "/startupz", tag = "health", security(()), responses(
     (status = 200, body = Readiness),
     (status = 503, description = "Still starting", body = Readiness),
 ))]

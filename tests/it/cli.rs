@@ -226,6 +226,10 @@ async fn findings(db: &TestDb, more: &[&str]) -> (Option<i32>, Vec<Value>) {
 
 async fn the_doctor_looks_at_everything_a_server_stands_on(db: TestDb) {
     let server = Server::start(&db, &[]);
+    crate::support::eventually("the server to be among the instances", async || {
+        (server.read("/v1/health").await["instances"] != json!([])).then_some(())
+    })
+    .await;
     let listen = server.url.strip_prefix("http://").unwrap().to_owned();
     let (code, found) = findings(&db, &["--listen", &listen]).await;
     assert_eq!(code, Some(0), "{found:#?}");

@@ -119,6 +119,7 @@ async fn swagger_ui_works_under_its_policy() {
 async fn no_secret_gets_into_logs_errors_or_the_list_of_settings() {
     const CANARY: &str = "canary7Zq";
     let folder = tempfile::tempdir().unwrap();
+    let smtp = format!("smtp://me:{CANARY}@127.0.0.1:1");
     let (postgres, amqp) =
         (format!("postgres://me:{CANARY}@127.0.0.1:1/x"), format!("amqp://me:{CANARY}@127.0.0.1:1/x"));
     let said = |args: &[&str], envs: &[(&str, &str)]| {
@@ -131,6 +132,8 @@ async fn no_secret_gets_into_logs_errors_or_the_list_of_settings() {
         ("STOCKADE_DATABASE_URL", postgres.as_str()),
         ("STOCKADE_BROKER_URL", amqp.as_str()),
         ("METRICS_TOKEN", CANARY),
+        ("STOCKADE_WEBHOOK_SECRET", CANARY),
+        ("STOCKADE_SMTP_URL", smtp.as_str()),
         ("STOCKADE_API_KEYS", CANARY),
         ("STOCKADE_API_KEY", CANARY),
     ];

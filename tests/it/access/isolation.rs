@@ -19,9 +19,10 @@ const DOCUMENT: &str = include_str!("../../../openapi/stockade.json");
 const MARK: &str = "ACME-ONLY";
 
 /// Who may use each operation, apart from what the document says: `platform` stands for keys of every group.
-const WHO: [(&str, &str); 60] = [
+const WHO: [(&str, &str); 61] = [
     ("GET /livez", "anybody"),
     ("GET /readyz", "anybody"),
+    ("GET /startupz", "anybody"),
     ("GET /v1/metrics", "anybody"), // has a token of its own
     ("POST /v1/session", "anybody"),
     ("DELETE /v1/session", "anybody"),
