@@ -117,11 +117,12 @@ impl Hatch {
         }
     }
 
-    /// Takes up to `max` of what is there. What has lain too long to be dealt with within its lease is left to the table.
-    pub fn take(&mut self, max: usize) -> Vec<Parcel> {
-        self.filling.room.store(2 * max, Ordering::Relaxed);
+    /// Takes up to `count` of what is there, for a reader who takes `batch` at a time. What has lain too long to be
+    /// dealt with within its lease is left to the table.
+    pub fn take(&mut self, batch: usize, count: usize) -> Vec<Parcel> {
+        self.filling.room.store(2 * batch, Ordering::Relaxed);
         let mut taken = Vec::new();
-        while taken.len() < max
+        while taken.len() < count
             && let Some(parcel) = self.arrived.pop_front().or_else(|| self.passed.try_recv().ok())
         {
             self.filling.inside.fetch_sub(1, Ordering::Relaxed);
@@ -132,11 +133,13 @@ impl Hatch {
         taken
     }
 
-    /// Closes, waiting for transactions that have counted on it; returns the rows that were not taken.
-    pub async fn close(mut self) -> Vec<i64> {
+    /// Closes, waiting for transactions that have counted on it, though not longer than `patience`; returns the rows
+    /// that were not taken.
+    pub async fn close(mut self, patience: Duration) -> Vec<i64> {
         self.hatches.lock().remove(&self.name);
         let mut left: Vec<i64> = self.arrived.drain(..).map(|parcel| parcel.row).collect();
-        while let Some(parcel) = self.passed.recv().await {
+        let deadline = Instant::now() + patience;
+        while let Ok(Some(parcel)) = tokio::time::timeout_at(deadline, self.passed.recv()).await {
             left.push(parcel.row);
         }
         left

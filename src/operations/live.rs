@@ -8,7 +8,7 @@ use crate::db::Bell;
 use crate::http::live::Section;
 use crate::http::probes::Probes;
 use crate::messaging::transport::Binding;
-use crate::messaging::transport::table::bell_of;
+use crate::messaging::transport::table::{HANDED_OVER, bell_of};
 use crate::messaging::{faults, inbox, outbox, pause};
 
 /// The server as the dashboard's header shows it.
@@ -58,6 +58,6 @@ pub fn sections(operations: &Operations, probes: &Probes, demo: bool) -> Vec<Sec
 pub fn bells(operations: &Operations) -> Vec<Bell> {
     let wakes = operations.kernel.db.wakes();
     let queues = operations.topology.queues.iter().map(|binding| bell_of(&binding.queue));
-    let topics = queues.chain([outbox::BELL.to_owned(), pause::BELL.to_owned()]);
+    let topics = queues.chain([HANDED_OVER, outbox::BELL, pause::BELL].map(str::to_owned));
     topics.map(|topic| wakes.bell(&topic)).collect()
 }

@@ -75,17 +75,21 @@ async fn run(args: &[&str], envs: &[(&str, &str)]) -> Ran {
 
 /// On a server of its own. What is in `db` already, be it nothing, is not touched.
 async fn run_own(db: &TestDb, args: &[&str]) -> Ran {
+    let before = tables(db).await;
     let ran = run(&[args, &["--json", "--database-url", &db.url]].concat(), &[]).await;
-    match db.url.strip_prefix("sqlite:") {
-        Some(file) => assert!(!Path::new(file).exists(), "a file of its own"),
-        None => {
-            let left = "SELECT COUNT(*) FROM information_schema.tables WHERE table_schema NOT IN ('pg_catalog', 'information_schema')";
-            assert_eq!(db.count(left).await, 0, "a schema of its own, dropped");
-            let left = "SELECT COUNT(*) FROM information_schema.schemata WHERE schema_name LIKE 'stockade%'";
-            assert_eq!(db.count(left).await, 0);
-        }
-    }
+    assert_eq!(tables(db).await, before, "a schema or a file of its own, dropped");
     ran
+}
+
+/// How many tables and schemas of Stockade there are; of a SQLite database, whether there is a file at all.
+async fn tables(db: &TestDb) -> (i64, i64) {
+    if let Some(file) = db.url.strip_prefix("sqlite:") {
+        return (0, i64::from(Path::new(file).exists()));
+    }
+    let tables =
+        "SELECT COUNT(*) FROM information_schema.tables WHERE table_schema NOT IN ('pg_catalog', 'information_schema')";
+    let schemas = "SELECT COUNT(*) FROM information_schema.schemata WHERE schema_name LIKE 'stockade%'";
+    (db.count(tables).await, db.count(schemas).await)
 }
 
 fn engine(db: &TestDb) -> &'static str {

@@ -15,6 +15,7 @@ mod dashboard;
 mod dead_letters;
 mod demos;
 mod deploy;
+mod handover;
 mod hostile;
 mod http;
 mod idempotency;

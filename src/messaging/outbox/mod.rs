@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::event::{Event, routing_key};
-use super::transport::table::bell_of;
+use super::transport::table::{HANDED_OVER, bell_of};
 use crate::clock::{Timestamp, millis, mint_id};
 use crate::db::{Filter, Parcel, Pledge, Tx, dialects, fetch_page};
 use crate::trace::Traceparent;
@@ -211,6 +211,7 @@ fn pass_on_commit(tx: &mut Tx, entries: &[Entry], queued: Vec<Queued>, pledges: 
                     passed_at: Instant::now(),
                 };
                 passed.push((pledge.clone(), parcel));
+                tx.ring_on_commit(HANDED_OVER);
             }
             _ => tx.ring_on_commit(&bell_of(&row.queue)),
         }

@@ -42,7 +42,10 @@ const LOOK_FROM_START_EVERY: Duration = Duration::from_secs(1);
 const OWED_FOR_MAX: Duration = Duration::from_millis(50);
 const OWED_MAX: usize = 2048;
 /// How long to wait on closing for transactions that count on the hatch.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+const CLOSE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// The bell that rings when messages went from hand to hand, for those who watch: nobody has to look for them.
+pub const HANDED_OVER: &str = "handed over";
 
 pub fn bell_of(queue: &str) -> String {
     format!("queue {queue}")
@@ -276,18 +279,17 @@ impl TableSubscription {
         if self.winding_down {
             return Ok(Vec::new());
         }
-        let mut deliveries = match &mut self.hatch {
-            Some(hatch) => hatch.take(max),
-            None => Vec::new(),
-        }
-        .into_iter()
-        .map(|parcel| self.deliver_parcel(parcel))
-        .collect::<Vec<_>>();
-        let room = max - deliveries.len();
         let is_past = |at: Option<Instant>| at.is_some_and(|at| at <= Instant::now());
         let is_due = self.bell.is_rung() || is_past(self.look_again_at) || is_past(self.owed.due_at());
-        if room > 0 && (is_due || self.hatch.is_none()) {
-            deliveries.extend(self.look(room).await?);
+        // The queue before the hatch: what is handed over never keeps others waiting, and a look that fails has left it
+        // where it was.
+        let mut deliveries = match is_due || self.hatch.is_none() {
+            true => self.look(max).await?,
+            false => Vec::new(),
+        };
+        if let Some(hatch) = &mut self.hatch {
+            let parcels = hatch.take(max, max - deliveries.len());
+            deliveries.extend(parcels.into_iter().map(|parcel| self.deliver_parcel(parcel)));
         }
         Ok(deliveries)
     }
@@ -423,7 +425,7 @@ impl TableSubscription {
 
     pub async fn close(mut self) {
         let untaken = match self.hatch.take() {
-            Some(hatch) => tokio::time::timeout(CLOSE_TIMEOUT, hatch.close()).await.unwrap_or_default(),
+            Some(hatch) => hatch.close(CLOSE_PATIENCE).await,
             None => Vec::new(),
         };
         let goodbye = async {
