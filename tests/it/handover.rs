@@ -84,9 +84,11 @@ async fn a_transaction_that_counts_on_a_hatch_keeps_it_open(db: TestDb) {
     let leaving = open(&rig, 10).await;
     let mut tx = rig.db.begin().await.unwrap();
     outbox::append_events(&mut tx, &many("note", 3)).await.unwrap();
-    let closing = tokio::spawn(leaving.close());
-    tx.commit().await.unwrap();
-    closing.await.unwrap();
+    let commit = async {
+        tokio::task::yield_now().await;
+        tx.commit().await.unwrap();
+    };
+    tokio::join!(leaving.close(), commit);
     assert_eq!(depth(&rig).await, (3, 0), "handed over while it closed, and given back");
 }
 
