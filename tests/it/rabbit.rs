@@ -40,7 +40,7 @@ impl Stranger {
             .unwrap();
     }
 
-    async fn delete(&self, queue: &str) {
+    pub async fn delete(&self, queue: &str) {
         self.channel.queue_delete(self.name(queue).into(), QueueDeleteOptions::default()).await.unwrap();
     }
 
@@ -194,13 +194,12 @@ async fn a_deleted_queue_is_declared_again_and_nothing_is_lost(db: TestDb) {
     assert_eq!(app.place_and_wait("alice", &[("WIDGET-A", 1)]).await["status"], "reserved");
     app.eventually_list("/v1/notifications", 1).await;
     let stranger = Stranger::on(&db).await;
-    // Nobody else takes what goes there: it comes back and goes out again.
+    // Others take it, so that nothing comes back, and only the inbox knows what is missing.
     for _ in 0..2 {
         stranger.delete("inventory").await;
         assert_eq!(app.place_and_wait("bob", &[("WIDGET-A", 1)]).await["status"], "reserved");
     }
     app.eventually_list("/v1/notifications", 3).await;
-    // Others take it, so that nothing comes back, and only the inbox knows what is missing.
     for count in 4..7 {
         stranger.delete("notifications").await;
         app.place("carol", &[("WIDGET-A", 1)]).await;

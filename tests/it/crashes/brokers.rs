@@ -155,6 +155,26 @@ async fn a_broker_that_hangs_is_found_out_and_connections_it_cuts_are_made_again
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_channel_that_the_broker_closes_takes_no_connection_along() {
+    let broker = rabbit::faulty().await;
+    let db = ground(Engine::Sqlite, &broker).await;
+    let mut shop = shop_on(&db, &[]).await;
+    let connections = || broker.ctl(&["list_connections", "pid", "client_properties"]);
+    let of_stockade = |listed: String| -> Vec<String> {
+        let pid = |line: &str| line.split_whitespace().next().unwrap_or_default().to_owned();
+        listed.lines().filter(|line| line.contains("stockade")).map(pid).collect()
+    };
+    let before = of_stockade(connections());
+    assert_eq!(before.len(), 2, "one to publish and one to consume");
+    // Looking for a queue that is gone costs the channel that asks.
+    Stranger::on(&db).await.delete("notifications").await;
+    shop.place(5).await;
+    shop.check().await;
+    assert_eq!(of_stockade(connections()), before);
+    assert!(shop.server.terminate().await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broker_short_of_memory_stops_neither_the_api_nor_the_consumers() {
     let broker = rabbit::faulty().await;
     let db = ground(Engine::Postgres, &broker).await;

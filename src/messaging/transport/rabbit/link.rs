@@ -151,7 +151,10 @@ impl Link {
                         tracing::info!(link = self.role, "the broker takes messages again");
                         self.state.send_replace(LinkState::Up(connection.clone()));
                     }
-                    Some(Event::Error(error)) => return format!("the connection was lost: {error}"),
+                    // An error that the connection survives was a channel's, whose user knows.
+                    Some(Event::Error(error)) if !connection.status().connected() => {
+                        return format!("the connection was lost: {error}");
+                    }
                     Some(_) => {}
                     None => return "the connection was lost".to_owned(),
                 },

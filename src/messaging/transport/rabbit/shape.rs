@@ -5,7 +5,7 @@
 //! is reported in words, with what to do, until somebody has done it.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lapin::options::{
     ExchangeDeclareOptions, ExchangeDeleteOptions, QueueBindOptions, QueueDeclareOptions, QueueDeleteOptions,
@@ -57,31 +57,51 @@ pub struct Shape {
     pub exchange: String,
     pub dead_letter_exchange: String,
     queues: Vec<QueueShape>,
-    made: Arc<Made>,
+    pub made: Arc<Made>,
 }
 
-/// Queues of ours that were not there when they were declared: new, or deleted with all that was in them.
+/// Queues of ours that were found missing, and those of them that have been made since: new, or deleted with all that
+/// was in them.
 #[derive(Debug, Default)]
 pub struct Made {
-    queues: Mutex<BTreeSet<String>>,
+    queues: Mutex<Losses>,
     any: Notify,
 }
 
+#[derive(Debug, Default)]
+struct Losses {
+    missing: BTreeSet<String>,
+    made: BTreeSet<String>,
+}
+
 impl Made {
-    fn add(&self, queue: &str) {
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner).insert(queue.to_owned());
-        self.any.notify_one();
+    /// Says that a queue is, or may have been, gone. Remembered until it is declared with all its bindings, however
+    /// many attempts that takes: only then does it get what is sent to it.
+    pub fn missed(&self, queue: &str) {
+        self.lock().missing.insert(queue.to_owned());
+    }
+
+    fn declared(&self, queue: &str) {
+        let mut queues = self.lock();
+        if queues.missing.remove(queue) {
+            queues.made.insert(queue.to_owned());
+            self.any.notify_one();
+        }
     }
 
     /// Waits for a queue that was made.
     pub async fn next(&self) -> String {
         loop {
-            let next = self.queues.lock().unwrap_or_else(PoisonError::into_inner).pop_first();
+            let next = self.lock().made.pop_first();
             match next {
                 Some(queue) => return queue,
                 None => self.any.notified().await,
             }
         }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Losses> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -187,7 +207,9 @@ impl Shape {
         channel: &Channel,
         queue: &QueueShape,
     ) -> Result<(), String> {
-        let was_there = !queue.is_ours || is_there(connection, &queue.name).await?;
+        if queue.is_ours && !is_there(connection, &queue.name).await? {
+            self.made.missed(&queue.name);
+        }
         let dlq = dlq_of(&queue.name);
         self.make(channel, &dlq, dlq_arguments()).await?;
         bind(channel, &dlq, &self.dead_letter_exchange, &dlq).await?;
@@ -195,9 +217,7 @@ impl Shape {
         for pattern in &queue.patterns {
             bind(channel, &queue.name, &self.exchange, pattern).await?;
         }
-        if !was_there {
-            self.made.add(&queue.name);
-        }
+        self.made.declared(&queue.name);
         Ok(())
     }
 

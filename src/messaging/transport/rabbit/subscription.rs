@@ -15,7 +15,7 @@ use lapin::{Channel, Connection, Consumer};
 use tokio::time::timeout;
 use uuid::Uuid;
 
-use super::shape::{Shape, short};
+use super::shape::{Made, Shape, short};
 use super::wire;
 use crate::clock::mint_id;
 use crate::messaging::transport::{Delivery, Tag, TransportError};
@@ -37,6 +37,7 @@ pub struct RabbitSubscription {
     winding_down: bool,
     /// The stream has ended; why, if we did not ask for it.
     ended: Option<String>,
+    made: Arc<Made>,
     _connection: Arc<Connection>,
 }
 
@@ -70,6 +71,7 @@ impl RabbitSubscription {
             unsettled: BTreeSet::new(),
             winding_down: false,
             ended: None,
+            made: shape.made.clone(),
             _connection: connection,
         })
     }
@@ -155,7 +157,11 @@ impl RabbitSubscription {
                 self.arrived.push_back(wire::delivery_of(message, self.token));
             }
             Some(Err(error)) => self.ended = Some(format!("the channel was lost: {error}")),
-            None => self.ended = Some("the broker cancelled the consumer; is the queue gone?".to_owned()),
+            None => {
+                // Nobody can tell afterwards: it may have been made again by then.
+                self.made.missed(&self.queue);
+                self.ended = Some("the broker cancelled the consumer; is the queue gone?".to_owned());
+            }
         }
     }
 
