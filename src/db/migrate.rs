@@ -21,7 +21,7 @@ macro_rules! migrations {
     };
 }
 
-const MIGRATIONS: [(i64, &str, &str, &str); 15] = migrations![
+const MIGRATIONS: [(i64, &str, &str, &str); 16] = migrations![
     1 "0001_messaging",
     2 "0002_orders",
     3 "0003_inventory",
@@ -37,6 +37,7 @@ const MIGRATIONS: [(i64, &str, &str, &str); 15] = migrations![
     41 "0041_notifications_sending",
     50 "0050_access",
     51 "0051_messaging",
+    60 "0060_messaging_times",
 ];
 
 /// How many there are.

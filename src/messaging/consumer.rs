@@ -43,6 +43,9 @@ const REMINTS_MAX: u32 = 2;
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 /// The header that marks a copy made by the fault lab.
 const COPY: &str = "x-lab-copy";
+/// Handling that takes less need not say when it ended: an inbox row is written as it begins, and to write it twice would
+/// cost every batch more than the difference is worth.
+const SLOW: Duration = Duration::from_millis(20);
 /// Errors are kept short enough to read in a list.
 const ERROR_CHARS_MAX: usize = 2000;
 
@@ -60,6 +63,7 @@ pub(super) struct Item<F> {
     /// Set on a retry or redrive: how many attempts went before it.
     retry_after_attempts: Option<i32>,
     pub message: Message<F>,
+    taken_at: Timestamp,
     /// Over once the item is dealt with.
     _span: Span,
 }
@@ -133,7 +137,7 @@ pub(super) struct Books {
     claims: Vec<Claim>,
     told: Vec<Told>,
     /// New events that are simply done, whose inbox row says so already.
-    done_at_once: usize,
+    done_at_once: Vec<Uuid>,
 }
 
 impl From<sqlx::Error> for Failure {
@@ -273,12 +277,12 @@ impl<R: Reaction> Consumer<R> {
             return Ok((0, Vec::new()));
         }
         let tags: Vec<Tag> = deliveries.iter().map(|delivery| delivery.tag).collect();
-        let started = Instant::now();
+        let (started, taken_at) = (Instant::now(), self.kernel.db.clock().now());
         let settled = {
             let work = async {
                 tokio::time::sleep(dawdle.unwrap_or_default()).await;
                 self.repeat(&deliveries).await;
-                self.work_off(deliveries).await
+                self.work_off(deliveries, taken_at).await
             };
             tokio::select! {
                 settled = work => settled,
@@ -328,7 +332,7 @@ impl<R: Reaction> Consumer<R> {
     }
 
     /// Decides and commits everything about these deliveries; says how each is to be settled.
-    async fn work_off(&self, deliveries: Vec<Delivery>) -> sqlx::Result<Vec<(Tag, Settle)>> {
+    async fn work_off(&self, deliveries: Vec<Delivery>, taken_at: Timestamp) -> sqlx::Result<Vec<(Tag, Settle)>> {
         let mut settled = Vec::with_capacity(deliveries.len());
         let (mut together, mut alone) = (Vec::new(), Vec::new());
         for delivery in deliveries {
@@ -356,6 +360,7 @@ impl<R: Reaction> Consumer<R> {
                         deliveries: delivery.deliveries,
                         retry_after_attempts: attempts.and_then(|attempts| i32::try_from(attempts).ok()),
                         message,
+                        taken_at,
                         _span: span,
                     };
                     let road = if item.deliveries >= ALONE_FROM_DELIVERY { &mut alone } else { &mut together };
@@ -489,7 +494,9 @@ impl<R: Reaction> Consumer<R> {
             }
         }
         let rows: Vec<Arrival<'_>> = arrivals.iter().map(|(_, arrival)| arrival.clone()).collect();
-        let new: HashSet<Uuid> = inbox::insert_new(tx, R::NAME, &rows, now).await?.into_iter().collect();
+        // What runs together was taken together. A clock that steps back must not have it end before it began.
+        let taken_at = items.first().map_or(now, |item| item.taken_at.min(now));
+        let new: HashSet<Uuid> = inbox::insert_new(tx, R::NAME, &rows, taken_at, now).await?.into_iter().collect();
         let known: Vec<Uuid> = rows.iter().map(|row| row.event.event_id).filter(|id| !new.contains(id)).collect();
         let met: HashMap<Uuid, Met> = match known.as_slice() {
             [] => HashMap::new(),
@@ -553,7 +560,7 @@ impl<R: Reaction> Consumer<R> {
             let item = &items[*index];
             let settle = match (met, outcome) {
                 (None, Outcome::Done) => {
-                    books.done_at_once += 1;
+                    books.done_at_once.push(item.message.event.event_id);
                     Settle::Ack
                 }
                 (met, Outcome::Call) => {
@@ -577,8 +584,12 @@ impl<R: Reaction> Consumer<R> {
     }
 
     pub(super) async fn write_books(&self, tx: &mut Tx, books: &Books) -> sqlx::Result<()> {
-        tally::on_commit(tx, R::NAME, books.done_at_once, &books.marks, books.waits.len());
+        tally::on_commit(tx, R::NAME, books.done_at_once.len(), &books.marks, books.waits.len());
         tally::tell_on_commit(tx, R::NAME, &books.told);
+        let ended_at = self.kernel.db.clock().now();
+        if !books.done_at_once.is_empty() && ended_at.since(tx.now()) >= SLOW {
+            inbox::put_end(tx, R::NAME, &books.done_at_once, ended_at).await?;
+        }
         if !books.marks.is_empty() {
             let now = tx.now();
             inbox::mark_many(tx, R::NAME, &books.marks, now).await?;
@@ -635,7 +646,8 @@ impl<R: Reaction> Consumer<R> {
                 let waiting_for = waiting::name(key, &message.event);
                 books.told.push(Told::kept(&message.event, key));
                 // To wait is no attempt.
-                books.waits.push(Wait { event_id, attempts, waiting_for, body: message.body.clone() });
+                let (body, traceparent) = (message.body.clone(), message.event.traceparent);
+                books.waits.push(Wait { event_id, attempts, waiting_for, body, traceparent });
                 Settle::Ack
             }
             Outcome::Reject { reason, error } => {
@@ -750,7 +762,7 @@ impl Plan {
 }
 
 /// The span of handling one message, in the words of OpenTelemetry's conventions.
-fn begin_span<R: Reaction>(message: &Message<R::Fact>, queue: &str, system: &'static str) -> Span {
+pub(super) fn begin_span<R: Reaction>(message: &Message<R::Fact>, queue: &str, system: &'static str) -> Span {
     Span::begin(message.event.traceparent, SpanKind::Consumer, || {
         let attributes = vec![
             KeyValue::new("messaging.system", system),

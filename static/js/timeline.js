@@ -7,7 +7,9 @@ import { link } from "./parts.js";
 /** Waits shorter than this are no part of the story; the bars show them. */
 const WORTH_TELLING_MS = 1000;
 /** Each kind of hop: what its bar stands for. */
-const KINDS = { request: "answered", outbox: "waits to be sent", queue: "waits in a queue", handling: "is dealt with", effect: "takes effect" };
+const KINDS = { request: "answered", outbox: "waits to be sent", publish: "goes to the broker", queue: "waits in a queue", handling: "is dealt with", effect: "takes effect" };
+/** Waits between one doing and the next. */
+const WAITS = ["publish", "queue"];
 /** Sent a second time, and why. */
 const AGAIN = ["retry", "redrive", "replay"];
 const LETTER = /dead letter ([0-9a-f-]{36})/;
@@ -42,7 +44,7 @@ function copies(hop) {
 
 /** One line for each hop, in words. */
 export function story(hops) {
-  const told = hops.filter((hop) => hop.kind !== "queue" || lasted(hop) >= WORTH_TELLING_MS);
+  const told = hops.filter((hop) => !WAITS.includes(hop.kind) || lasted(hop) >= WORTH_TELLING_MS);
   return h("ol", { class: "story" }, told.map((hop) => h("li", { class: tone(hop) },
     h("span", { class: "when" }, time(hop.at)),
     h("div", {}, h("p", {}, words(hop), " ", copies(hop), lasted(hop) >= WORTH_TELLING_MS && h("span", { class: "quiet" }, ` took ${span(lasted(hop))}`)),

@@ -427,6 +427,31 @@ async fn a_soft_stop_finishes_the_batch_in_hand_and_burns_no_attempt(db: TestDb)
     assert_eq!(rig.effects(&later).await, 1);
 }
 
+async fn handling_is_told_from_the_taking_to_the_end(db: TestDb) {
+    const LONG: Duration = Duration::from_millis(100);
+    let rig = Rig::new(&db).await;
+    let (quick, slow) = (told("note"), told("hold"));
+    rig.deliver(&quick, 1).await;
+    rig.settle().await;
+    let row = rig.inbox(&quick).await.unwrap();
+    assert!(row.finished_at.is_some_and(|end| end >= row.started_at), "{row:?}");
+    rig.deliver(&slow, 1).await;
+    let mut subscription = rig.subscribe(&rig.queue).await;
+    let ((), took) = tokio::join!(
+        async {
+            rig.probe.until_holding().await;
+            // On Postgres the clock is the system's, so that there it has to take that long.
+            rig.db.clock().advance(LONG);
+            tokio::time::sleep(LONG).await;
+            rig.probe.let_go();
+        },
+        rig.consumer.try_once(&mut subscription)
+    );
+    assert_eq!(took.unwrap(), 1);
+    let row = rig.inbox(&slow).await.unwrap();
+    assert!(row.finished_at.unwrap().since(row.started_at) >= LONG, "{row:?}");
+}
+
 async fn a_batch_that_runs_longer_than_its_lease_stays_its_consumers(db: TestDb) {
     let lease = Duration::from_secs(6);
     let rig = Rig::with_lease(&db, lease).await;
@@ -519,6 +544,7 @@ each_database!(
     pauses_are_followed_by_every_instance,
     a_soft_stop_finishes_the_batch_in_hand_and_burns_no_attempt,
     a_batch_that_runs_longer_than_its_lease_stays_its_consumers,
+    handling_is_told_from_the_taking_to_the_end,
     the_messages_of_a_consumer_that_died_are_taken_over_after_its_lease,
 );
 

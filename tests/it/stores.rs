@@ -600,7 +600,7 @@ async fn a_claim_holds_until_it_is_taken_over_or_concluded(db: TestDb) {
     let first: Vec<Claim> = ids.iter().map(|id| claim(*id, 1, 1)).collect();
     let mut tx = rig.db.begin().await.unwrap();
     let now = tx.now();
-    inbox::insert_new(&mut tx, "probe", &arrivals, now).await.unwrap();
+    inbox::insert_new(&mut tx, "probe", &arrivals, now, now).await.unwrap();
     inbox::claim_many(&mut tx, "probe", &first, AGES, now).await.unwrap();
     let met = inbox::meet(&mut tx, "probe", &ids, now).await.unwrap();
     for (_, met) in &met {
@@ -637,10 +637,10 @@ async fn inbox_rows_are_met_marked_counted_and_listed(db: TestDb) {
     let id = |n: usize| events[n].event_id;
     let mut tx = rig.db.begin().await.unwrap();
     let now = tx.now();
-    assert_eq!(sorted(inbox::insert_new(&mut tx, "probe", &arrivals[..2], now).await.unwrap()), [id(0), id(1)]);
-    assert_eq!(inbox::insert_new(&mut tx, "probe", &arrivals, now).await.unwrap(), [id(2)], "only what is new");
+    assert_eq!(sorted(inbox::insert_new(&mut tx, "probe", &arrivals[..2], now, now).await.unwrap()), [id(0), id(1)]);
+    assert_eq!(inbox::insert_new(&mut tx, "probe", &arrivals, now, now).await.unwrap(), [id(2)], "only what is new");
     assert_eq!(
-        inbox::insert_new(&mut tx, "other", &arrivals[..1], now).await.unwrap(),
+        inbox::insert_new(&mut tx, "other", &arrivals[..1], now, now).await.unwrap(),
         [id(0)],
         "each consumer by itself"
     );

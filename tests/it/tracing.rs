@@ -106,6 +106,27 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// A payment that overtakes its order in the ledger is met twice: when it is kept, and when it is booked.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_event_that_was_kept_goes_on_with_its_trace() {
+    let (url, received) = collector().await;
+    let db = TestDb::new(Engine::Sqlite).await;
+    let mut command = Server::command(&db, &["--retry-base", "1s"]);
+    command.env("OTEL_EXPORTER_OTLP_ENDPOINT", &url).env("OTEL_BSP_SCHEDULE_DELAY", "100");
+    let server = Server::spawn(command, Path::new("/dev/null"));
+    server.tell("/v1/lab/fail", &json!({ "consumer": "ledger", "times": 1 })).await;
+    let order = place(&server, "00-nonsense").await;
+    let payment = json!({ "amount_minor": 0, "currency": "USD" });
+    let path = format!("/v1/orders/{}/payments", order["id"].as_str().unwrap());
+    server.post(&path, &payment).header("traceparent", traceparent()).send().await.unwrap();
+    eventually("both spans", || async {
+        let received = received.lock().unwrap();
+        let of_payment = |span: &Span| span.name == "process ledger order.paid" && hex(&span.trace_id) == TRACE;
+        (received.iter().filter(|(_, span)| of_payment(span)).count() == 2).then_some(())
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn spans_reach_a_collector_as_one_trace() {
     let (url, received) = collector().await;

@@ -164,8 +164,16 @@ pub struct Mark {
 }
 
 dialects! {
-    /// Inserts arrivals as processed and returns the ids that were new. Ids must be distinct and in order.
-    pub async fn insert_new(consumer: &str, arrivals: &[Arrival<'_>], now: Timestamp) -> Vec<Uuid>;
+    /// Inserts arrivals that were taken at `taken_at` as processed and returns the ids that were new. Ids must be
+    /// distinct and in order.
+    pub async fn insert_new(
+        consumer: &str,
+        arrivals: &[Arrival<'_>],
+        taken_at: Timestamp,
+        now: Timestamp,
+    ) -> Vec<Uuid>;
+    /// Puts the end of handling, which the insert had to guess, where it was.
+    pub async fn put_end(consumer: &str, ids: &[Uuid], ended_at: Timestamp) -> ();
     /// Locks and returns the rows of `ids`, in the order of their ids.
     pub async fn meet(consumer: &str, ids: &[Uuid], now: Timestamp) -> Vec<(Uuid, Met)>;
     pub async fn mark_many(consumer: &str, marks: &[Mark], now: Timestamp) -> ();

@@ -12,13 +12,14 @@ pub async fn insert_new(
     c: &mut PgConnection,
     consumer: &str,
     arrivals: &[Arrival<'_>],
+    taken_at: Timestamp,
     now: Timestamp,
 ) -> sqlx::Result<Vec<Uuid>> {
     let text = |of: fn(&Arrival<'_>) -> String| arrivals.iter().map(of).collect::<Vec<String>>();
     sqlx::query_scalar(
         "INSERT INTO messaging_inbox (consumer, event_id, state, attempts, started_at, finished_at, event_type,
              aggregate_id, correlation_id, group_id, body_hash)
-         SELECT $1, event_id, 'processed', 1, $2, $2, event_type, aggregate_id, correlation_id, group_id, body_hash
+         SELECT $1, event_id, 'processed', 1, $9, $2, event_type, aggregate_id, correlation_id, group_id, body_hash
          FROM UNNEST($3::uuid[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bytea[])
              AS row(event_id, event_type, aggregate_id, correlation_id, group_id, body_hash)
          ON CONFLICT DO NOTHING RETURNING event_id",
@@ -31,8 +32,19 @@ pub async fn insert_new(
     .bind(text(|arrival| arrival.event.correlation_id.clone()))
     .bind(text(|arrival| arrival.event.group_id.clone()))
     .bind(arrivals.iter().map(|arrival| arrival.body_hash.as_slice()).collect::<Vec<_>>())
+    .bind(taken_at)
     .fetch_all(c)
     .await
+}
+
+pub async fn put_end(c: &mut PgConnection, consumer: &str, ids: &[Uuid], ended_at: Timestamp) -> sqlx::Result<()> {
+    sqlx::query("UPDATE messaging_inbox SET finished_at = $3 WHERE consumer = $1 AND event_id = ANY($2)")
+        .bind(consumer)
+        .bind(ids)
+        .bind(ended_at)
+        .execute(c)
+        .await
+        .map(drop)
 }
 
 pub async fn meet(

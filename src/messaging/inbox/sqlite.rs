@@ -15,6 +15,7 @@ pub async fn insert_new(
     c: &mut SqliteConnection,
     consumer: &str,
     arrivals: &[Arrival<'_>],
+    taken_at: Timestamp,
     now: Timestamp,
 ) -> sqlx::Result<Vec<Uuid>> {
     let mut hashes = Vec::with_capacity(arrivals.len() * 32);
@@ -34,7 +35,7 @@ pub async fn insert_new(
          CROSS JOIN messaging_inbox i ON i.consumer = $1 AND i.event_id = unhex(a.value ->> 0);
          INSERT INTO messaging_inbox (consumer, event_id, state, attempts, started_at, finished_at, event_type,
              aggregate_id, correlation_id, group_id, body_hash)
-         SELECT $1, unhex(value ->> 0), 'processed', 1, $2, $2, value ->> 1, value ->> 2, value ->> 3, value ->> 4,
+         SELECT $1, unhex(value ->> 0), 'processed', 1, $5, $2, value ->> 1, value ->> 2, value ->> 3, value ->> 4,
              substr($4, key * 32 + 1, 32)
          FROM jsonb_each($3) WHERE true ON CONFLICT DO NOTHING",
     )
@@ -42,11 +43,25 @@ pub async fn insert_new(
     .bind(now)
     .bind(Json(rows))
     .bind(hashes)
+    .bind(taken_at)
     .fetch_all(c)
     .await?;
     let known = known.first().ok_or(sqlx::Error::RowNotFound)?;
     let known: HashSet<Uuid> = serde_json::from_str(known).map_err(|error| sqlx::Error::Decode(error.into()))?;
     Ok(arrivals.iter().map(|arrival| arrival.event.event_id).filter(|id| !known.contains(id)).collect())
+}
+
+pub async fn put_end(c: &mut SqliteConnection, consumer: &str, ids: &[Uuid], ended_at: Timestamp) -> sqlx::Result<()> {
+    sqlx::query(
+        "UPDATE messaging_inbox SET finished_at = $3
+         WHERE consumer = $1 AND event_id IN (SELECT unhex(value) FROM json_each($2))",
+    )
+    .bind(consumer)
+    .bind(Json(ids.iter().map(|id| id.simple()).collect::<Vec<_>>()))
+    .bind(ended_at)
+    .execute(c)
+    .await
+    .map(drop)
 }
 
 pub async fn meet(

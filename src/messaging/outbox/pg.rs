@@ -91,14 +91,14 @@ pub async fn claim_many(
     claimed_by: Uuid,
     limit: i64,
     lease: Duration,
-    _now: Timestamp,
+    now: Timestamp,
 ) -> sqlx::Result<Vec<Claimed>> {
     let rows = sqlx::query(
         "WITH due AS MATERIALIZED (
              SELECT id FROM messaging_outbox
              WHERE status IN ('pending', 'failed') AND available_at <= now()
              ORDER BY available_at LIMIT $2 FOR UPDATE SKIP LOCKED)
-         UPDATE messaging_outbox o SET claimed_by = $1, available_at = now() + $3 * interval '1 ms'
+         UPDATE messaging_outbox o SET claimed_by = $1, claimed_at = $4, available_at = now() + $3 * interval '1 ms'
          FROM due WHERE o.id = due.id
          RETURNING o.id, o.event_id, o.kind, o.group_id, o.subsidiary_id, o.aggregate_type, o.aggregate_id,
              o.event_type, o.correlation_id, o.traceparent, o.headers, o.body, o.target, o.attempts, o.created_at",
@@ -106,6 +106,7 @@ pub async fn claim_many(
     .bind(claimed_by)
     .bind(limit)
     .bind(millis(lease))
+    .bind(now)
     .fetch_all(c)
     .await?;
     rows.iter()

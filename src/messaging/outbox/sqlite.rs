@@ -130,12 +130,13 @@ pub async fn claim_many(
     let (due, claimed) = read_claimed(&found, &bodies.unwrap_or_default())?;
     if !due.is_empty() {
         sqlx::query(
-            "UPDATE messaging_outbox SET claimed_by = $1, available_at = $3
+            "UPDATE messaging_outbox SET claimed_by = $1, claimed_at = $4, available_at = $3
              WHERE seq IN (SELECT value FROM json_each($2))",
         )
         .bind(claimed_by)
         .bind(Json(due))
         .bind(now.plus(lease))
+        .bind(now)
         .execute(c)
         .await?;
     }

@@ -48,9 +48,10 @@ pub async fn archive_many(c: &mut PgConnection, ids: &[Uuid]) -> sqlx::Result<u6
         "WITH gone AS (DELETE FROM messaging_outbox WHERE id = ANY($1) RETURNING *),
          archived AS (
              INSERT INTO messaging_outbox_archive (id, group_id, subsidiary_id, aggregate_type, aggregate_id, event_type,
-                 headers, attempts, created_at, published_at, correlation_id, causation_id, traceparent, body)
+                 headers, attempts, created_at, claimed_at, published_at, correlation_id, causation_id, traceparent,
+                 body)
              SELECT id, group_id, subsidiary_id, aggregate_type, aggregate_id, event_type, headers, attempts, created_at,
-                 published_at, correlation_id, causation_id, traceparent, body FROM gone WHERE kind = 'event'
+                 claimed_at, published_at, correlation_id, causation_id, traceparent, body FROM gone WHERE kind = 'event'
              ON CONFLICT DO NOTHING)
          SELECT count(*) FROM gone",
     )

@@ -47,9 +47,10 @@ pub async fn archive_many(c: &mut SqliteConnection, ids: &[Uuid]) -> sqlx::Resul
     let ids = json(ids);
     sqlx::query(
         "INSERT INTO messaging_outbox_archive (id, group_id, subsidiary_id, aggregate_type, aggregate_id, event_type,
-             headers, attempts, created_at, published_at, correlation_id, causation_id, traceparent, body)
+             headers, attempts, created_at, claimed_at, published_at, correlation_id, causation_id, traceparent,
+             body)
          SELECT id, group_id, subsidiary_id, aggregate_type, aggregate_id, event_type, headers, attempts, created_at,
-             published_at, correlation_id, causation_id, traceparent, body FROM messaging_outbox
+             claimed_at, published_at, correlation_id, causation_id, traceparent, body FROM messaging_outbox
          WHERE id IN (SELECT unhex(value) FROM json_each($1)) AND kind = 'event' ON CONFLICT DO NOTHING",
     )
     .bind(&ids)

@@ -20,7 +20,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use uuid::Uuid;
 
-use super::consumer::{Books, Consumer, Failure, UNFINISHED_RUNS_MAX};
+use super::consumer::{Books, Consumer, Failure, UNFINISHED_RUNS_MAX, begin_span};
 use super::dead_letters::{self, NewLetter};
 use super::event::{self, Event, Label, Message, Unreadable};
 use super::inbox::{self, Mark, State};
@@ -28,6 +28,7 @@ use super::tally::{self, Told};
 use super::{Outcome, Reaction};
 use crate::clock::Timestamp;
 use crate::db::{Trouble, Tx, dialects};
+use crate::trace::Traceparent;
 
 /// How long the sweep may take to run a kept event before another instance takes it over.
 const RUN_LEASE: Duration = Duration::from_secs(60);
@@ -40,6 +41,7 @@ pub(super) struct Wait {
     pub attempts: i32,
     pub waiting_for: String,
     pub body: Bytes,
+    pub traceparent: Option<Traceparent>,
 }
 
 /// An event that was kept.
@@ -51,6 +53,7 @@ pub(super) struct Kept {
     /// Has it waited as long as it may?
     pub overdue: bool,
     pub body: Vec<u8>,
+    pub traceparent: Option<String>,
 }
 
 /// What is waited for, within a tenant.
@@ -206,10 +209,15 @@ impl<R: Reaction> Consumer<R> {
 
     /// Runs kept events and writes down what came of each; they must still be waiting when it is done.
     async fn run_kept(&self, tx: &mut Tx, kept: Vec<Kept>) -> Result<Vec<Ran<R::Fact>>, Failure> {
-        let mut readable = Vec::with_capacity(kept.len());
+        let (mut readable, mut spans) = (Vec::with_capacity(kept.len()), Vec::with_capacity(kept.len()));
         for kept in kept {
             match self.read_kept(&kept) {
-                Ok(message) => readable.push((kept, message)),
+                Ok(mut message) => {
+                    let span = begin_span::<R>(&message, &self.queue, self.kernel.transport.name());
+                    message.event.traceparent = span.carried();
+                    readable.push((kept, message));
+                    spans.push(span);
+                }
                 // It passed the gate once: this binary reads more strictly than the one that kept it.
                 Err(unreadable) => self.give_up(tx, &kept, unreadable.code, unreadable.error).await?,
             }
@@ -283,7 +291,10 @@ impl<R: Reaction> Consumer<R> {
     }
 
     fn read_kept(&self, kept: &Kept) -> Result<Message<R::Fact>, Unreadable> {
-        event::read(Bytes::from(kept.body.clone()), Label::default(), usize::MAX, R::KEYS, R::decode)
+        let body = Bytes::from(kept.body.clone());
+        let mut message = event::read(body, Label::default(), usize::MAX, R::KEYS, R::decode)?;
+        message.event.traceparent = kept.traceparent.as_deref().and_then(Traceparent::parse);
+        Ok(message)
     }
 
     /// Locks the rows and says whether all of them still wait. If one does not, another transaction has dealt with it,

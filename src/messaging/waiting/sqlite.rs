@@ -11,10 +11,10 @@ use super::{Kept, Name, Wait};
 use crate::clock::Timestamp;
 
 /// The columns of [`Kept`], in its order.
-type Columns = (Uuid, i32, i32, bool, Vec<u8>);
+type Columns = (Uuid, i32, i32, bool, Vec<u8>, Option<String>);
 
-fn kept((event_id, attempts, unfinished_runs, overdue, body): Columns) -> Kept {
-    Kept { event_id, attempts, unfinished_runs, overdue, body }
+fn kept((event_id, attempts, unfinished_runs, overdue, body, traceparent): Columns) -> Kept {
+    Kept { event_id, attempts, unfinished_runs, overdue, body, traceparent }
 }
 
 pub async fn any(c: &mut SqliteConnection, consumer: &str) -> sqlx::Result<bool> {
@@ -40,13 +40,14 @@ pub async fn keep(
         .map(|wait| {
             let start = bodies.len() + 1; // substr counts from 1
             bodies.extend_from_slice(&wait.body);
-            (wait.event_id.simple(), wait.attempts, &wait.waiting_for, start, wait.body.len(), consumer)
+            let trace = wait.traceparent.map(|trace| trace.to_string());
+            (wait.event_id.simple(), wait.attempts, &wait.waiting_for, start, wait.body.len(), consumer, trace)
         })
         .collect();
     sqlx::query(
         "UPDATE messaging_inbox SET state = 'waiting', attempts = w.value ->> 1, unfinished_runs = 0, finished_at = NULL,
              lock_token = NULL, reason = NULL, last_error = NULL, waiting_for = w.value ->> 2,
-             body = substr($2, w.value ->> 3, w.value ->> 4),
+             body = substr($2, w.value ->> 3, w.value ->> 4), traceparent = w.value ->> 6,
              deadline_at = COALESCE(deadline_at, $3), lease_until = COALESCE(deadline_at, $3)
          FROM jsonb_each($1) AS w
          WHERE consumer = w.value ->> 5 AND event_id = unhex(w.value ->> 0)",
@@ -61,7 +62,7 @@ pub async fn keep(
 
 pub async fn find(c: &mut SqliteConnection, consumer: &str, names: &[Name], limit: i64) -> sqlx::Result<Vec<Kept>> {
     let rows: Vec<Columns> = sqlx::query_as(
-        "SELECT i.event_id, i.attempts, i.unfinished_runs, false, i.body FROM jsonb_each($2) AS wanted
+        "SELECT i.event_id, i.attempts, i.unfinished_runs, false, i.body, i.traceparent FROM jsonb_each($2) AS wanted
          CROSS JOIN messaging_inbox i INDEXED BY messaging_inbox_waiting
              ON i.consumer = $1 AND i.waiting_for = wanted.value ->> 1 AND i.state = 'waiting'
              AND i.group_id = wanted.value ->> 0
@@ -111,7 +112,7 @@ pub async fn claim_due(
         "UPDATE messaging_inbox SET lease_until = $4, unfinished_runs = unfinished_runs + 1
          WHERE consumer = $1 AND event_id IN (SELECT event_id FROM messaging_inbox INDEXED BY messaging_inbox_due
              WHERE consumer = $1 AND state = 'waiting' AND lease_until <= $3 ORDER BY lease_until LIMIT $2)
-         RETURNING event_id, attempts, unfinished_runs, deadline_at <= $3, body",
+         RETURNING event_id, attempts, unfinished_runs, deadline_at <= $3, body, traceparent",
     )
     .bind(consumer)
     .bind(limit)

@@ -17,8 +17,9 @@ pub struct Hop {
     pub at: Option<Timestamp>,
     /// When it was over; null for a moment, and for what still goes on.
     pub until: Option<Timestamp>,
-    /// `request` (until its commit), `outbox`, `retry`, `redrive`, `replay` (rows until they are published), `queue`
-    /// (until a consumer begins), `handling`, `effect` or `dead_letter`.
+    /// `request` (until its commit), `outbox`, `retry`, `redrive`, `replay` (rows until they are taken to be sent),
+    /// `publish` (until the broker has confirmed), `queue` (until a consumer begins), `handling`, `effect` or
+    /// `dead_letter`.
     #[schema(example = "handling")]
     pub kind: String,
     /// `api`, `outbox`, a consumer or `dead-letters`.
@@ -43,6 +44,7 @@ pub fn of(story: &Story) -> Vec<Hop> {
     let mut hops = vec![request(story)];
     hops.extend(story.sent.iter().filter_map(step));
     hops.extend(story.sent.iter().map(outbox));
+    hops.extend(story.sent.iter().filter_map(publish));
     for verdict in &story.verdicts {
         hops.extend(queue(story, verdict));
         hops.push(handling(verdict));
@@ -58,7 +60,18 @@ pub fn of(story: &Story) -> Vec<Hop> {
     }));
     // What happens in one millisecond is told in the order of the way.
     let place = |hop: &Hop| {
-        let kinds = ["request", "outbox", "retry", "redrive", "replay", "queue", "handling", "effect", "dead_letter"];
+        let kinds = [
+            "request",
+            "outbox",
+            "retry",
+            "redrive",
+            "replay",
+            "publish",
+            "queue",
+            "handling",
+            "effect",
+            "dead_letter",
+        ];
         kinds.iter().position(|kind| *kind == hop.kind)
     };
     hops.sort_by_key(|hop| (hop.at, place(hop)));
@@ -114,7 +127,7 @@ fn outbox(row: &Sent) -> Hop {
     };
     Hop {
         at: Some(row.created_at),
-        until: row.published_at,
+        until: row.published_at.and(row.claimed_at).or(row.published_at),
         kind: if row.kind == "event" { "outbox".to_owned() } else { row.kind.clone() },
         who: "outbox".to_owned(),
         text: what,
@@ -125,6 +138,21 @@ fn outbox(row: &Sent) -> Hop {
         error: row.last_error.clone(),
         ..Hop::default()
     }
+}
+
+/// The time that a broker took to confirm a row.
+fn publish(row: &Sent) -> Option<Hop> {
+    let (claimed_at, published_at) = (row.claimed_at?, row.published_at?);
+    Some(Hop {
+        at: Some(claimed_at),
+        until: Some(published_at),
+        kind: "publish".to_owned(),
+        who: "outbox".to_owned(),
+        text: format!("sent {} to the broker, which confirmed it", row.key),
+        event_id: Some(row.event_id),
+        event_type: Some(row.key.clone()),
+        ..Hop::default()
+    })
 }
 
 /// The time between publishing an event and its consumer beginning on it.

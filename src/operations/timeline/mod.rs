@@ -131,6 +131,8 @@ struct Sent {
     attempts: i32,
     available_at: Timestamp,
     created_at: Timestamp,
+    /// When it was taken to be sent to a broker; the embedded queue needs no sending.
+    claimed_at: Option<Timestamp>,
     published_at: Option<Timestamp>,
     target: String,
     last_error: Option<String>,
@@ -253,9 +255,9 @@ async fn read_order(tx: &mut Tx, group_id: &str, id_or_number: &str) -> sqlx::Re
 
 async fn read_sent(tx: &mut Tx, group_id: &str, order_id: Uuid) -> sqlx::Result<Vec<Sent>> {
     const WAITING: &str = "SELECT id, event_id, kind, aggregate_type, event_type, status, attempts, available_at, \
-         created_at, published_at, target, last_error FROM messaging_outbox";
+         created_at, claimed_at, published_at, target, last_error FROM messaging_outbox";
     const ARCHIVED: &str = "SELECT id, id, 'event', aggregate_type, event_type, 'published', attempts, created_at, \
-         created_at, published_at, '', CAST(NULL AS text) FROM messaging_outbox_archive";
+         created_at, claimed_at, published_at, '', CAST(NULL AS text) FROM messaging_outbox_archive";
     // The aggregate of what inventory says is the order, too.
     let of_order = |select| {
         Filter::new(select)
@@ -275,14 +277,28 @@ async fn read_sent(tx: &mut Tx, group_id: &str, order_id: Uuid) -> sqlx::Result<
         Timestamp,
         Timestamp,
         Option<Timestamp>,
+        Option<Timestamp>,
         String,
         Option<String>,
     );
     let sent = |columns: Columns| {
         let (id, event_id, kind, aggregate_type, event_type, status, attempts, ..) = columns;
-        let (.., available_at, created_at, published_at, target, last_error) = columns;
+        let (.., available_at, created_at, claimed_at, published_at, target, last_error) = columns;
         let key = routing_key(&aggregate_type, &event_type);
-        Sent { id, event_id, kind, key, status, attempts, available_at, created_at, published_at, target, last_error }
+        Sent {
+            id,
+            event_id,
+            kind,
+            key,
+            status,
+            attempts,
+            available_at,
+            created_at,
+            claimed_at,
+            published_at,
+            target,
+            last_error,
+        }
     };
     let mut rows = fetch_page!(tx, of_order(ARCHIVED), Columns)?;
     rows.extend(fetch_page!(tx, of_order(WAITING), Columns)?);

@@ -228,6 +228,7 @@ mod tests {
             attempts: 3,
             available_at: AT,
             created_at: AT,
+            claimed_at: None,
             published_at: None,
             target: String::new(),
             last_error: Some("no route".to_owned()),

@@ -225,6 +225,27 @@ async fn hops_follow_one_another_in_time(db: TestDb) {
     app.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_a_broker_the_wait_in_the_outbox_and_the_publishing_are_told_apart() {
+    let db = TestDb::on_rabbit(Engine::Sqlite).await;
+    let app = App::start(&db).await;
+    pause(&app, "relay").await;
+    let order = app.place("a", &[("WIDGET-A", 1)]).await;
+    let told = timeline(&app, &order).await;
+    assert_eq!((&hops(&told, "outbox")[0]["until"], hops(&told, "publish").len()), (&Value::Null, 0));
+    app.tell("/v1/consumers/relay/resume", &json!({})).await;
+    let told = eventually_waits(&app, &order, |sentence| sentence.starts_with("reserved")).await;
+    let (waited, sent) = (hops(&told, "outbox")[0], hops(&told, "publish")[0]);
+    let of_inventory = *hops(&told, "queue").iter().find(|hop| hop["who"] == "inventory").unwrap();
+    assert_eq!(sent["text"], "sent order.placed to the broker, which confirmed it");
+    assert_eq!((&waited["until"], &sent["until"]), (&sent["at"], &of_inventory["at"]), "one after the other: {told:#}");
+    assert!(
+        waited["at"].as_str() < waited["until"].as_str() && sent["at"].as_str() <= sent["until"].as_str(),
+        "{told:#}"
+    );
+    app.stop().await;
+}
+
 async fn an_event_that_waits_for_its_predecessor_says_so(db: TestDb) {
     let app = App::start_with(&db, &["--retry-base", "1h", "--retry-cap", "1h"]).await;
     app.tell("/v1/lab/fail", &json!({ "consumer": "ledger", "times": 1 })).await;

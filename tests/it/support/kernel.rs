@@ -441,7 +441,7 @@ impl Rig {
         let mut tx = self.db.begin().await.unwrap();
         let (now, body_hash) = (tx.now(), hash_of(&event.to_body()));
         let arrival = Arrival { event, key: KEY, body_hash: &body_hash };
-        inbox::insert_new(&mut tx, Probe::NAME, &[arrival], now).await.unwrap();
+        inbox::insert_new(&mut tx, Probe::NAME, &[arrival], now, now).await.unwrap();
         let (event_id, attempts) = (event.event_id, 1);
         let mark = Mark { event_id, state, attempts, due_in, reason: Some("planted".into()), last_error: None };
         inbox::mark_many(&mut tx, Probe::NAME, &[mark], now).await.unwrap();
