@@ -1,4 +1,5 @@
-//! Every setting, its default and its meaning: flags over environment over defaults. `--help` is the manual.
+//! Every setting, its default and its meaning: flags over environment over defaults, secrets from files too if that is
+//! wanted. `--help` is the manual.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -6,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use bytesize::ByteSize;
-use clap::{Args, Parser, ValueEnum};
+use clap::{ArgMatches, Args, Command, FromArgMatches, Parser, ValueEnum};
 
 use crate::access::{self, Key};
 use crate::clock::in_words;
@@ -17,6 +18,7 @@ use crate::messaging::outside;
 use crate::messaging::retention::Keep;
 use crate::messaging::retry::Backoff;
 use crate::messaging::transport::rabbit::{self, ExtraQueue};
+use crate::secrets::{self, Masked};
 use crate::telemetry::LogFormat;
 use crate::{db, http};
 
@@ -42,8 +44,12 @@ pub enum NotifyChannel {
     Smtp,
 }
 
+/// What the flags, the environment, the files they name and the defaults say together.
+#[derive(Debug, Clone)]
+pub struct Settings(Values);
+
 #[derive(Debug, Clone, Args)]
-pub struct Settings {
+pub struct Values {
     /// Address to serve HTTP on; port 0 takes a free one.
     #[arg(long, env = "STOCKADE_LISTEN", default_value = "127.0.0.1:8080")]
     pub listen: SocketAddr,
@@ -287,43 +293,52 @@ pub struct Settings {
     pub log_format: LogFormat,
 }
 
-/// A setting that holds a secret, or may: it is used as the text it is, and shows itself masked.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Masked(String);
+impl std::ops::Deref for Settings {
+    type Target = Values;
 
-impl std::str::FromStr for Masked {
-    type Err = std::convert::Infallible;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Ok(Self(text.to_owned()))
-    }
-}
-
-impl std::ops::Deref for Masked {
-    type Target = str;
-
-    fn deref(&self) -> &str {
+    fn deref(&self) -> &Values {
         &self.0
     }
 }
 
-impl std::fmt::Debug for Masked {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&mask(&self.0))
+impl std::ops::DerefMut for Settings {
+    fn deref_mut(&mut self) -> &mut Values {
+        &mut self.0
     }
 }
 
-/// A text without its secret: of a URL with a password everything but that and the query, which may hold one too; of
-/// what is no URL nothing.
-pub fn mask(text: &str) -> String {
-    if text.is_empty() || text == "embedded" || text.starts_with("sqlite:") {
-        return text.to_owned();
+impl Args for Settings {
+    fn augment_args(command: Command) -> Command {
+        secrets::with_files(Values::augment_args(command))
     }
-    let Some((scheme, rest)) = text.split_once("://") else { return "***".to_owned() };
-    let (rest, query) = rest.split_once('?').map_or((rest, ""), |(rest, _)| (rest, "?***"));
-    match rest.rsplit_once('@') {
-        Some((user, host)) => format!("{scheme}://{}:***@{host}{query}", user.split(':').next().unwrap_or_default()),
-        None => format!("{scheme}://{rest}{query}"),
+
+    fn augment_args_for_update(command: Command) -> Command {
+        secrets::with_files(Values::augment_args_for_update(command))
+    }
+}
+
+impl FromArgMatches for Settings {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let mut values = Values::from_arg_matches(matches)?;
+        let command = Self::augment_args(Command::new("stockade"));
+        let file = |id: &str| secrets::from_file(matches, &command, id);
+        for (id, value) in [("database_url", &mut values.database_url), ("broker_url", &mut values.broker_url)] {
+            *value = file(id)?.unwrap_or_else(|| value.clone());
+        }
+        for (id, value) in [
+            ("metrics_token", &mut values.metrics_token),
+            ("webhook_url", &mut values.webhook_url),
+            ("webhook_secret", &mut values.webhook_secret),
+            ("smtp_url", &mut values.smtp_url),
+        ] {
+            *value = file(id)?.or_else(|| value.take());
+        }
+        Ok(Self(values))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
     }
 }
 
@@ -370,6 +385,9 @@ impl Settings {
         }
         if self.rate_limit == Some(0) || self.rate_limit_burst == 0 {
             bail!("STOCKADE_RATE_LIMIT and STOCKADE_RATE_LIMIT_BURST must be at least 1; leave the limit out for none");
+        }
+        if self.metrics_token.as_deref() == Some("") {
+            bail!("METRICS_TOKEN is empty, so anybody could guess it: give it a value, or leave it out");
         }
         if self.retry_max == 0 || self.outbox_max_attempts == 0 {
             bail!("STOCKADE_RETRY_MAX and STOCKADE_OUTBOX_MAX_ATTEMPTS must be at least 1");
@@ -557,17 +575,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn secrets_show_themselves_masked() {
-        for (text, shown) in [
-            ("postgres://me:pa:ss@word@host:5432/db?password=x", "postgres://me:***@host:5432/db?***"),
-            ("amqp://host/vhost", "amqp://host/vhost"),
-            ("sqlite:stockade.db", "sqlite:stockade.db"),
-            ("token", "***"),
-            ("", ""),
-        ] {
-            assert_eq!(mask(text), shown);
-        }
+    fn settings_print_without_their_secrets() {
         let flags = ["--database-url", "postgres://me:canary@host/db", "--metrics-token", "canary"];
         assert!(!format!("{:?}", Settings::from_flags(flags).unwrap()).contains("canary"));
+    }
+
+    #[test]
+    fn every_secret_can_come_from_a_file() {
+        let command = Settings::augment_args(Command::new("stockade"));
+        let secrets = command.get_arguments().filter(|arg| secrets::holds_a_secret(arg));
+        // Keys in a file are a list, and add to those of the setting.
+        let longs: Vec<&str> = secrets.filter_map(|arg| arg.get_long()).filter(|long| *long != "api-keys").collect();
+        assert!(longs.len() >= 6, "{longs:?}");
+        let folder = tempfile::tempdir().unwrap();
+        for long in longs {
+            let path = folder.path().join(long);
+            std::fs::write(&path, format!("secret-of-{long}\n")).unwrap();
+            let settings = Settings::from_flags([&format!("--{long}-file"), path.to_str().unwrap()]).unwrap();
+            let held = [Some(&settings.database_url), Some(&settings.broker_url), settings.metrics_token.as_ref()];
+            let of_channels = [&settings.webhook_url, &settings.webhook_secret, &settings.smtp_url].map(Option::as_ref);
+            let held = held.into_iter().chain(of_channels).flatten();
+            assert_eq!(held.filter(|value| ***value == format!("secret-of-{long}")).count(), 1, "{long}");
+        }
     }
 }

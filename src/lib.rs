@@ -18,5 +18,6 @@ pub mod notifications;
 pub mod numbers;
 pub mod operations;
 pub mod orders;
+pub mod secrets;
 pub mod telemetry;
 pub mod trace;

@@ -6,5 +6,6 @@ mod cli;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> std::process::ExitCode {
+    stockade::telemetry::report_panics();
     cli::main()
 }

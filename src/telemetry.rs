@@ -1,6 +1,7 @@
 //! Logs: one line per event on stderr, pretty on a terminal and JSON otherwise. Traces: over OTLP, by the standard
 //! OTEL_* variables and none of our own.
 
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{IsTerminal, Write};
 
 use anyhow::Context;
@@ -12,7 +13,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::field::MakeExt;
 use tracing_subscriber::fmt::format::debug_fn;
 
-use crate::trace;
+use crate::{secrets, trace};
 
 /// Sets up logging for the process. `filter` is in the syntax of RUST_LOG. lapin's own lines repeat what the
 /// transport says better, and would print messages with their bodies.
@@ -37,6 +38,26 @@ pub fn init(filter: &str, format: LogFormat) -> anyhow::Result<()> {
         builder.json().with_writer(|| Plain(std::io::stderr())).try_init()
     };
     set.map_err(|error| anyhow::anyhow!("logging cannot be set up: {error}"))
+}
+
+/// Lets panics be reported as everything else is: in the log if there is one, without secrets and control characters.
+/// The backtrace follows RUST_BACKTRACE.
+pub fn report_panics() {
+    std::panic::set_hook(Box::new(|panic| {
+        let text = secrets::strike_from(panic.payload_as_str().unwrap_or("no message"));
+        let at = panic.location().map(ToString::to_string).unwrap_or_default();
+        let current = std::thread::current();
+        let thread = current.name().unwrap_or_default();
+        let backtrace = Backtrace::capture();
+        let traced = (backtrace.status() == BacktraceStatus::Captured).then_some(&backtrace);
+        if tracing::enabled!(tracing::Level::ERROR) {
+            tracing::error!(thread, at, backtrace = traced.map(tracing::field::display), "panicked: {text}");
+        } else {
+            let trace = traced.map(|trace| format!("\n{trace}")).unwrap_or_default();
+            // With stderr gone there is nobody left to tell.
+            let _ = writeln!(std::io::stderr(), "panicked at {at}: {}{trace}", without_controls(&text));
+        }
+    }));
 }
 
 /// JSON escapes the control characters that it must; this the others, which some terminals obey too.

@@ -9,11 +9,10 @@ use sha2::{Digest, Sha256};
 
 use super::Role;
 use crate::clock::Timestamp;
+use crate::secrets::KEY_PREFIX;
 
 /// What a key is bound to that is bound to no one group.
 pub const EVERY_GROUP: &str = "*";
-/// Secrets begin with it, so that people and scanners know one when they see it.
-const PREFIX: &str = "stk_";
 const NAME_CHARS_MAX: usize = 64;
 
 /// What the holder of a key presents. It prints as nothing at all: only [`Secret::reveal`] shows it.
@@ -24,7 +23,7 @@ impl Secret {
     /// 256 bits from the operating system's generator.
     pub fn random() -> Self {
         let bits: [u8; 32] = rand::rng().random();
-        Self(format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(bits)))
+        Self(format!("{KEY_PREFIX}{}", URL_SAFE_NO_PAD.encode(bits)))
     }
 
     pub fn reveal(&self) -> &str {
@@ -159,7 +158,7 @@ mod tests {
     #[test]
     fn secrets_are_long_random_and_do_not_print() {
         let (one, other) = (Secret::random(), Secret::random());
-        assert_eq!(one.reveal().len(), PREFIX.len() + 43, "256 bits");
+        assert_eq!(one.reveal().len(), KEY_PREFIX.len() + 43, "256 bits");
         assert_ne!(one.reveal(), other.reveal());
         assert!(!format!("{one:?}").contains(&one.reveal()[4..]));
         assert_eq!(one.hash(), Hash::of(one.reveal()));

@@ -12,6 +12,8 @@ use stockade::{app, telemetry};
 
 use super::client::{Client, Credential};
 use super::exit::Exit;
+use super::out;
+use super::table::printable;
 
 #[derive(Args)]
 pub struct Audit {
@@ -42,9 +44,9 @@ impl Audit {
             None => app::audit(self.settings).await?,
         };
         if self.json {
-            println!("{}", serde_json::to_string(&report)?);
+            out::print(&out::json_line(&report)?)?;
         } else {
-            print!("{}", page(&report));
+            out::print(&page(&report))?;
         }
         Ok(if report.violations == 0 { Exit::Ok } else { Exit::Broken }.into())
     }
@@ -56,7 +58,7 @@ fn page(report: &Report) -> String {
         if checked.violations == 0 {
             page.push_str(&format!("ok      {:<30} {}\n", checked.name, checked.promise));
         } else {
-            let broken = (checked.name.as_str(), checked.violations, checked.sample.join(", "));
+            let broken = (checked.name.as_str(), checked.violations, printable(&checked.sample.join(", ")));
             page.push_str(&format!("BROKEN  {:<30} {} break it: {}\n", broken.0, broken.1, broken.2));
         }
     }

@@ -100,7 +100,9 @@ struct Refused {
 impl Client {
     /// No request takes longer than `timeout`.
     pub fn new(url: &str, timeout: Duration) -> anyhow::Result<Self> {
-        anyhow::ensure!(url.starts_with("http://"), "{url} is no address of a server: it must start with http://");
+        if !url.starts_with("http://") {
+            return Err(Exit::Usage.because(format!("{url} is no address of a server: it must start with http://")));
+        }
         let http = reqwest::Client::builder().no_proxy().timeout(timeout).build()?;
         Ok(Self { http, url: url.trim_end_matches('/').to_owned(), operator: None, key: None, group: None })
     }

@@ -6,9 +6,11 @@ use std::process::ExitCode;
 use clap::parser::ValueSource;
 use clap::{Args, FromArgMatches};
 use serde_json::{Value, json};
-use stockade::config::{Settings, mask};
+use stockade::config::Settings;
+use stockade::secrets::{self, mask};
 
 use super::exit::Exit;
+use super::out;
 use super::table::table;
 
 #[derive(Args)]
@@ -46,21 +48,21 @@ impl Config {
             eprintln!("A server could start with these settings.");
             return Ok(ExitCode::SUCCESS);
         }
-        let all: Vec<Setting> = command.get_arguments().filter_map(|arg| setting(arg, &matches)).collect();
+        let all: Vec<Setting> = command.get_arguments().filter_map(|arg| setting(&command, arg, &matches)).collect();
         if self.json {
             let row =
                 |setting: &Setting| json!({ "name": setting.name, "value": setting.value, "origin": setting.origin });
-            println!("{}", serde_json::to_string_pretty(&all.iter().map(row).collect::<Vec<Value>>())?);
+            out::print(&out::json(&all.iter().map(row).collect::<Vec<Value>>())?)?;
         } else {
             let rows = all.into_iter().map(|setting| [setting.name, setting.value, setting.origin.to_owned()]);
-            print!("{}", table(["SETTING", "VALUE", "FROM"], rows));
+            out::print(&table(["SETTING", "VALUE", "FROM"], rows))?;
         }
         checked.map_err(wrong)?;
         Ok(ExitCode::SUCCESS)
     }
 }
 
-fn setting(arg: &clap::Arg, matches: &clap::ArgMatches) -> Option<Setting> {
+fn setting(command: &clap::Command, arg: &clap::Arg, matches: &clap::ArgMatches) -> Option<Setting> {
     let name = arg.get_env()?.to_string_lossy().into_owned();
     let id = arg.get_id().as_str();
     let values = matches.get_raw(id).into_iter().flatten().map(|value| value.to_string_lossy());
@@ -70,7 +72,9 @@ fn setting(arg: &clap::Arg, matches: &clap::ArgMatches) -> Option<Setting> {
         Some(ValueSource::EnvVariable) => "environment",
         _ => "default",
     };
-    // What `--help` does not show from the environment is what nobody should see here.
-    let value = if arg.is_hide_env_values_set() { mask(&value) } else { value };
+    if let Ok(Some(held)) = secrets::from_file(matches, command, id) {
+        return Some(Setting { name, value: mask(&held), origin: "file" });
+    }
+    let value = if secrets::holds_a_secret(arg) { mask(&value) } else { value };
     Some(Setting { name, value, origin })
 }

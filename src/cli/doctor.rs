@@ -18,6 +18,8 @@ use stockade::{app, telemetry};
 
 use super::client::{Client, Credential, reachable, refusal};
 use super::exit::Exit;
+use super::out;
+use super::table::printable;
 
 const SERVER_TIMEOUT: Duration = Duration::from_secs(3);
 /// Clocks further apart than this make times hard to read; leases go by the database's clock and do not care.
@@ -75,7 +77,7 @@ impl Doctor {
         }
         findings.push(look_at_server(&self.settings, &self.credential).await);
         if self.json {
-            println!("{}", serde_json::to_string(&findings)?);
+            out::print(&out::json_line(&findings)?)?;
         } else {
             for Finding { what, verdict, detail } in &findings {
                 let mark = match verdict {
@@ -83,7 +85,7 @@ impl Doctor {
                     Verdict::Warning => "warning ",
                     Verdict::Bad => "BAD     ",
                 };
-                println!("{mark}{what:<32} {detail}");
+                out::print(&(printable(&format!("{mark}{what:<32} {detail}")) + "\n"))?;
             }
         }
         let bad = findings.iter().any(|finding| finding.verdict == Verdict::Bad);

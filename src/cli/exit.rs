@@ -37,7 +37,9 @@ impl Exit {
             Some(404) => Self::Missing,
             Some(409) => Self::Conflict,
             Some(400 | 422) => Self::Usage,
-            Some(503) => Self::Unavailable,
+            // Not now; 502 and 504 are what a proxy says of a server that is away.
+            Some(429 | 502 | 503 | 504) => Self::Unavailable,
+            None if error.is::<clap::Error>() => Self::Usage,
             _ => Self::Failure,
         }
     }

@@ -13,6 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use super::client::{At, Client};
 use super::exit::Exit;
+use super::out;
+use super::table::printable;
 
 #[derive(Args)]
 pub struct Healthcheck {
@@ -48,10 +50,10 @@ impl Healthcheck {
         let readiness: Readiness =
             response.json().await.with_context(|| format!("{url}/readyz is not what Stockade answers"))?;
         if self.json {
-            println!("{}", serde_json::to_string(&readiness)?);
+            out::print(&out::json_line(&readiness)?)?;
         } else {
             let checks: Vec<String> = readiness.checks.iter().map(|(name, state)| format!("{name} {state}")).collect();
-            println!("{}: {}", readiness.status, checks.join(", "));
+            out::print(&(printable(&format!("{}: {}", readiness.status, checks.join(", "))) + "\n"))?;
         }
         Ok(exit.into())
     }

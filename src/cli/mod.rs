@@ -13,6 +13,7 @@ mod jobs;
 mod keys;
 mod messages;
 mod orders;
+mod out;
 mod queues;
 mod redrive;
 mod remote;
@@ -25,6 +26,7 @@ mod table;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use stockade::secrets::strike_from;
 
 use exit::Exit;
 
@@ -95,8 +97,7 @@ enum Command {
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let Some(command) = cli.command else {
-        print!("{WELCOME}");
-        return ExitCode::SUCCESS;
+        return ended(out::print(WELCOME).map(|_| ExitCode::SUCCESS));
     };
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -105,7 +106,7 @@ pub fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let ended = runtime.block_on(async {
+    let done = runtime.block_on(async {
         match command {
             Command::Serve(serve) => serve.run().await,
             Command::Migrate(migrate) => migrate.run().await,
@@ -126,21 +127,26 @@ pub fn main() -> ExitCode {
             Command::Healthcheck(healthcheck) => healthcheck.run().await,
             Command::Openapi => print_openapi(),
             Command::Completions { shell } => {
-                clap_complete::generate(shell, &mut Cli::command(), "stockade", &mut std::io::stdout());
-                Ok(ExitCode::SUCCESS)
+                let mut script = Vec::new();
+                clap_complete::generate(shell, &mut Cli::command(), "stockade", &mut script);
+                out::print(&String::from_utf8_lossy(&script)).map(|_| ExitCode::SUCCESS)
             }
         }
     });
     // Tasks that hang on a dead peer must not hold the process open.
     runtime.shutdown_background();
-    ended.unwrap_or_else(|error| {
-        let lines: Vec<String> = format!("{error:#}").lines().map(table::printable).collect();
+    ended(done)
+}
+
+/// The exit code; of a failure also what it was, on stderr.
+fn ended(done: anyhow::Result<ExitCode>) -> ExitCode {
+    done.unwrap_or_else(|error| {
+        let lines: Vec<String> = strike_from(&format!("{error:#}")).lines().map(table::printable).collect();
         eprintln!("stockade: {}", lines.join("\n"));
         Exit::of(&error).into()
     })
 }
 
 fn print_openapi() -> anyhow::Result<ExitCode> {
-    println!("{}", stockade::app::openapi().to_pretty_json()?);
-    Ok(ExitCode::SUCCESS)
+    out::print(&(stockade::app::openapi().to_pretty_json()? + "\n")).map(|_| ExitCode::SUCCESS)
 }

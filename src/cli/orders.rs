@@ -187,8 +187,8 @@ async fn watch(
     loop {
         let timeline: Timeline = client.get(&path(id, "/timeline")).await?;
         for hop in &timeline.hops {
-            if seen.insert(hop.to_string()) {
-                remote.line(hop, hop_in_words)?;
+            if seen.insert(hop.to_string()) && !remote.line(hop, hop_in_words)? {
+                return Ok(ExitCode::SUCCESS);
             }
         }
         if !unsettled.contains(&timeline.status.as_str()) {
@@ -200,7 +200,7 @@ async fn watch(
             eprintln!("{}: {}", printable(&timeline.status), printable(&said));
         }
         if started.elapsed() > timeout {
-            return Err(Exit::Unavailable.because(format!("after {timeout:?} it still {said}")));
+            return Err(Exit::Unavailable.because(format!("after {timeout:?} it still {}", printable(&said))));
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }

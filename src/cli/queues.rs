@@ -9,6 +9,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::client::{At, Client};
+use super::out;
+use super::table::printable;
 
 /// No answer takes this long.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -61,9 +63,11 @@ impl Queues {
             let page = self.look(&client).await?;
             if in_place && drawn > 0 {
                 // Up over the last picture, and clear what is below.
-                print!("\x1b[{drawn}A\x1b[J");
+                out::print(&format!("\x1b[{drawn}A\x1b[J"))?;
             }
-            print!("{page}");
+            if !out::print(&page)? {
+                break;
+            }
             drawn = page.lines().count();
         }
         Ok(ExitCode::SUCCESS)
@@ -73,7 +77,7 @@ impl Queues {
         let queues: Value = client.get("/v1/queues").await?;
         let health: Value = client.get("/v1/health").await?;
         if self.json {
-            return Ok(format!("{}\n", json!({ "queues": queues["data"], "health": health })));
+            return out::json_line(&json!({ "queues": queues["data"], "health": health }));
         }
         let queues: Vec<Queue> = serde_json::from_value(queues["data"].clone())?;
         Ok(picture(&queues, &health))
@@ -100,7 +104,7 @@ fn picture(queues: &[Queue], health: &Value) -> String {
         }
         page.push_str(&format!(
             "{:<28}{:>10}{:>11}{:>11}{:>10}{:>14}{notes}\n",
-            queue.name,
+            printable(&queue.name),
             queue.depth,
             number(queue.in_flight),
             number(queue.consumers),
@@ -108,7 +112,7 @@ fn picture(queues: &[Queue], health: &Value) -> String {
             letters
         ));
     }
-    let text = |value: &Value| value.as_str().unwrap_or("unknown").to_owned();
+    let text = |value: &Value| printable(value.as_str().unwrap_or("unknown"));
     page + &format!(
         "{}: database {}, broker {}, relay {} with {} to go out, the oldest {}\n",
         text(&health["status"]),

@@ -1,6 +1,6 @@
 //! What commands that talk to a running server share: where it is, who asks, and how to answer people and programs.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::time::Duration;
 
 use clap::Args;
@@ -9,6 +9,7 @@ use stockade::clock::{Clock, Timestamp};
 
 use super::client::{Client, Credential};
 use super::exit::Exit;
+use super::out;
 
 /// A redrive of many letters, or the count of a long replay, may take the server a while to write down.
 const TIMEOUT: Duration = Duration::from_secs(35);
@@ -38,19 +39,14 @@ impl Remote {
 
     /// Data for stdout: as JSON, or as `print` shows it to people.
     pub fn answer<T: Serialize>(&self, data: &T, print: impl FnOnce(&T) -> String) -> anyhow::Result<()> {
-        let text = if self.json { serde_json::to_string_pretty(data)? + "\n" } else { print(data) };
-        // A reader that went away (`| head`) has seen enough.
-        let _ = std::io::stdout().write_all(text.as_bytes());
-        Ok(())
+        let text = if self.json { out::json(data)? } else { print(data) };
+        out::print(&text).map(drop)
     }
-}
 
-impl Remote {
-    /// One of many lines of data: JSON without a break in it, or as `print` words it.
-    pub fn line<T: Serialize>(&self, data: &T, print: impl FnOnce(&T) -> String) -> anyhow::Result<()> {
-        let text = if self.json { serde_json::to_string(data)? } else { print(data) };
-        let _ = writeln!(std::io::stdout(), "{text}");
-        Ok(())
+    /// One of many lines of data: JSON without a break in it, or as `print` words it. Says whether anybody reads on.
+    pub fn line<T: Serialize>(&self, data: &T, print: impl FnOnce(&T) -> String) -> anyhow::Result<bool> {
+        let text = if self.json { out::json_line(data)? } else { print(data) + "\n" };
+        out::print(&text)
     }
 }
 

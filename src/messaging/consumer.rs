@@ -29,6 +29,7 @@ use super::waiting::{self, Ran, Wait, Waking};
 use super::{Kernel, Outcome, Pace, Patience, Reaction};
 use crate::clock::{Timestamp, in_words, mint_id};
 use crate::db::{Trouble, Tx};
+use crate::secrets;
 use crate::trace::{KeyValue, Span, SpanKind, Traceparent};
 
 /// From this delivery on a message runs alone.
@@ -778,7 +779,9 @@ pub(super) fn begin_span<R: Reaction>(message: &Message<R::Fact>, queue: &str, s
     })
 }
 
+/// What a handler panicked with, to be kept and shown: without the secrets that somebody may have formatted into it.
 pub(super) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.map_or_else(|| "no message".to_owned(), secrets::strike_from)
 }

@@ -9,16 +9,17 @@ const MODULES: [&str; 4] = ["orders", "inventory", "notifications", "ledger"];
 
 /// Which parts of the crate each part may name, beside itself. `main → app → modules, operations → {http,
 /// messaging} → db`; `clock` and `numbers` are for all. A module may also name another's `events`.
-const MAY_NAME: [(&str, &[&str]); 17] = [
-    ("access", &["clock", "db"]),
+const MAY_NAME: [(&str, &[&str]); 18] = [
+    ("access", &["clock", "db", "secrets"]),
     ("clock", &[]),
     ("numbers", &[]),
-    ("telemetry", &["trace"]),
+    ("secrets", &[]),
+    ("telemetry", &["secrets", "trace"]),
     ("lifecycle", &[]),
     ("db", &["clock", "metrics"]),
-    ("messaging", &["clock", "db", "metrics", "trace"]),
+    ("messaging", &["clock", "db", "metrics", "secrets", "trace"]),
     ("http", &["access", "clock", "db", "messaging", "metrics", "trace"]),
-    ("config", &["access", "clock", "db", "http", "messaging", "telemetry"]),
+    ("config", &["access", "clock", "db", "http", "messaging", "secrets", "telemetry"]),
     ("metrics", &[]),
     ("trace", &[]),
     ("operations", &["access", "clock", "db", "http", "messaging", "metrics", "trace"]),

@@ -33,6 +33,7 @@ mod outside;
 mod properties;
 mod rabbit;
 mod retention;
+mod secrets;
 mod smoke;
 mod stores;
 mod support;

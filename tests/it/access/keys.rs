@@ -7,7 +7,6 @@ use reqwest::StatusCode;
 use serde_json::{Value, json};
 use stockade::access::Secret;
 use stockade::app::Builder;
-use stockade::config::Settings;
 
 use super::Keyed;
 use crate::support::{App, Engine, Server, TestDb, each_database, eventually, order, problem, settings};
@@ -188,7 +187,11 @@ async fn a_key_for_every_group_acts_in_the_one_it_names() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn others_can_reach_a_server_only_with_keys() {
     let db = TestDb::new(Engine::Sqlite).await;
-    let everywhere = |flags: &[&str]| Settings { listen: "0.0.0.0:0".parse().unwrap(), ..settings(&db, flags) };
+    let everywhere = |flags: &[&str]| {
+        let mut settings = settings(&db, flags);
+        settings.listen = "0.0.0.0:0".parse().unwrap();
+        settings
+    };
     let refused = Builder::new(everywhere(&[])).start().await;
     let error = refused.err().expect("no keys, no service").to_string();
     assert!(error.contains("STOCKADE_API_KEYS") && error.contains("stockade key new"), "{error}");
