@@ -1,144 +1,214 @@
-//! What a flood, slow senders and idle connections do to honest clients of a running server.
+//! What a flood, slow senders and idle connections do to honest clients of a running server on this machine.
 //!
 //!     stockade serve &
 //!     cargo run --release --example flood -- --url http://127.0.0.1:8080
 //!
-//! Three measurements, each against a quiet baseline taken just before:
-//! - **flood**: as many orders a second as the server can do with a few clients, then ten times as many offered, on as many
+//! Three scenarios, one after the other or those that are named (`-- flood`, `-- slow idle`):
+//! - **flood**: as many orders a second as the server can do with a few clients, then ten times as many wanted, on as many
 //!   connections as it takes. Goodput is orders placed a second; it should stay at 90 % or more.
 //! - **slow**: connections that send a byte of a header every second; an honest client's latencies should stay the same.
 //! - **idle**: connections that say nothing at all; the same.
 //!
-//! For a server with keys set STOCKADE_API_KEY to a client's key.
+//! Before each measurement the orders of the last one are worked off, so that no scenario pays for another; slow and
+//! idle are each compared with a quiet run just before. A connection of the flood waits for its answer before it asks
+//! again, so what is offered in fact is told, too. For a server with keys set STOCKADE_API_KEY to a client's key.
 
+use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use futures_util::future::join_all;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// Ten times as many orders as the server can do.
+const FLOOD_FACTOR: f64 = 10.0;
+/// How long the orders of a measurement may take to be worked off.
+const SETTLE_MAX: Duration = Duration::from_secs(120);
+/// Between two attempts to connect, to ask again whether all is done, and two bytes of a slow sender.
+const RECONNECT_AFTER: Duration = Duration::from_millis(100);
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+const TRICKLE_EVERY: Duration = Duration::from_secs(1);
 
 #[derive(Parser)]
 struct Flood {
+    /// Which scenarios to run; all if none is named.
+    scenarios: Vec<Scenario>,
+
+    /// The server, on a loopback address: this is no tool against others.
     #[arg(long, default_value = "http://127.0.0.1:8080")]
     url: String,
 
-    /// How long each measurement takes.
-    #[arg(long, default_value = "10s", value_parser = humantime::parse_duration)]
+    /// How long each measurement takes, five minutes at most.
+    #[arg(long, default_value = "10s", value_parser = read_lasting)]
     lasting: Duration,
 
     /// Clients that place orders one after the other, to find what the server can do.
-    #[arg(long, default_value_t = 64)]
-    clients: usize,
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    clients: u16,
 
     /// Connections of the flood.
-    #[arg(long, default_value_t = 900)]
-    flood: usize,
+    #[arg(long, default_value_t = 900, value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    flood: u16,
 
-    /// Connections that trickle headers, and connections that say nothing.
-    #[arg(long, default_value_t = 1000)]
-    idle: usize,
+    /// Connections that trickle headers.
+    #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    slow: u16,
+
+    /// Connections that say nothing.
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    idle: u16,
 }
 
-/// What came of some requests.
-#[derive(Default)]
-struct Tally {
-    placed: AtomicU64,
-    refused: AtomicU64,
-    failed: AtomicU64,
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Scenario {
+    Flood,
+    Slow,
+    Idle,
 }
 
-impl Tally {
-    fn count(&self, status: Option<u16>) {
-        let of = match status {
-            Some(201) => &self.placed,
-            Some(429 | 503) => &self.refused,
-            _ => &self.failed,
-        };
-        of.fetch_add(1, Ordering::Relaxed);
+fn read_lasting(text: &str) -> Result<Duration, String> {
+    let lasting = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    let range = Duration::from_millis(100)..=Duration::from_secs(300);
+    if range.contains(&lasting) { Ok(lasting) } else { Err("give 100ms to 5m".to_owned()) }
+}
+
+/// The server, and what is asked of it.
+struct Target {
+    address: SocketAddr,
+    order: Vec<u8>,
+    /// Asks for orders that nobody has dealt with yet.
+    unsettled: Vec<u8>,
+}
+
+impl Target {
+    fn read(url: &str) -> anyhow::Result<Self> {
+        let host = url.strip_prefix("http://").context("the URL must begin with http://")?.trim_end_matches('/');
+        let address: SocketAddr =
+            host.replace("localhost", "127.0.0.1").parse().context("the URL must be an address and a port")?;
+        anyhow::ensure!(address.ip().is_loopback(), "{address} is not on this machine");
+        let key = std::env::var("STOCKADE_API_KEY");
+        let key = key.map(|key| format!("Authorization: Bearer {key}\r\n")).unwrap_or_default();
+        let body = r#"{"customer_id":"flood","items":[{"sku":"WIDGET-A","quantity":1}]}"#;
+        let head = format!("HTTP/1.1\r\nHost: {host}\r\n{key}");
+        let length = body.len();
+        let order =
+            format!("POST /v1/orders {head}Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}");
+        let unsettled = format!("GET /v1/orders?status=placed&limit=1 {head}\r\n");
+        Ok(Self { address, order: order.into_bytes(), unsettled: unsettled.into_bytes() })
+    }
+
+    /// Waits until every order has come to its outcome.
+    async fn settle(&self) -> anyhow::Result<()> {
+        let (deadline, mut stream) = (Instant::now() + SETTLE_MAX, None);
+        loop {
+            // A server that is still busy with the last of a flood may refuse even this.
+            let (status, body) = ask(self.address, &mut stream, &self.unsettled).await?;
+            anyhow::ensure!(
+                [200, 429, 503].contains(&status),
+                "asked for orders, the server answered {status}: {body}"
+            );
+            if status == 200 && body.starts_with(r#"{"data":[]"#) {
+                return Ok(());
+            }
+            anyhow::ensure!(Instant::now() < deadline, "after {SETTLE_MAX:?} there are still orders to be dealt with");
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
     }
 }
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let flood = Flood::parse();
-    let address = flood.url.strip_prefix("http://").context("the URL must begin with http://")?.trim_end_matches('/');
-    let request = Arc::new(order_request(address));
-    let seconds = flood.lasting.as_secs_f64();
-
-    let alone = run(address, &request, flood.clients, flood.lasting, None).await;
-    let capacity = alone.placed.load(Ordering::Relaxed) as f64 / seconds;
-    println!("capacity    {capacity:>8.0} orders/s by {} clients", flood.clients);
-    let offered = capacity * 10.0;
-    let pace = Duration::from_secs_f64(flood.flood as f64 / offered);
-    let flooded = run(address, &request, flood.flood, flood.lasting, Some(pace)).await;
-    let [placed, refused, failed] =
-        [&flooded.placed, &flooded.refused, &flooded.failed].map(|of| of.load(Ordering::Relaxed) as f64 / seconds);
-    println!(
-        "flood       {placed:>8.0} orders/s placed, {refused:.0}/s refused, {failed:.0}/s failed, of {offered:.0}/s wanted"
-    );
-    println!("goodput     {:>8.0} % of capacity", placed / capacity * 100.0);
-
-    let quiet = latencies(address, &request, flood.lasting).await?;
-    println!("quiet       {quiet}");
-    let slow = Held::open(address, flood.idle / 2, true).await;
-    println!(
-        "slow        {}   with {} connections that trickle",
-        latencies(address, &request, flood.lasting).await?,
-        slow.count()
-    );
-    slow.close();
-    let idle = Held::open(address, flood.idle, false).await;
-    println!(
-        "idle        {}   with {} connections that say nothing",
-        latencies(address, &request, flood.lasting).await?,
-        idle.count()
-    );
-    idle.close();
+    let target = Target::read(&flood.url)?;
+    let wanted = |scenario| flood.scenarios.is_empty() || flood.scenarios.contains(&scenario);
+    target.settle().await?;
+    if wanted(Scenario::Flood) {
+        measure_flood(&flood, &target).await?;
+    }
+    for (scenario, name, count) in [(Scenario::Slow, "slow", flood.slow), (Scenario::Idle, "idle", flood.idle)] {
+        if wanted(scenario) {
+            println!("quiet       {}", latencies(&target, flood.lasting).await?);
+            let held = Held::open(target.address, count, scenario == Scenario::Slow).await;
+            println!("{name:<11} {}, beside {} connections", latencies(&target, flood.lasting).await?, held.count());
+            held.close().await;
+        }
+    }
     Ok(())
 }
 
-fn order_request(address: &str) -> Vec<u8> {
-    let body = r#"{"customer_id":"flood","items":[{"sku":"WIDGET-A","quantity":1}]}"#;
-    let key =
-        std::env::var("STOCKADE_API_KEY").map(|key| format!("Authorization: Bearer {key}\r\n")).unwrap_or_default();
-    let head = format!("POST /v1/orders HTTP/1.1\r\nHost: {address}\r\n{key}Content-Type: application/json\r\n");
-    format!("{head}Content-Length: {}\r\n\r\n{body}", body.len()).into_bytes()
+async fn measure_flood(flood: &Flood, target: &Target) -> anyhow::Result<()> {
+    let alone = place(target, flood.clients, flood.lasting, None).await;
+    target.settle().await?;
+    let capacity = alone.placed;
+    println!("capacity    {capacity:.0} orders/s placed by {} clients, {}", flood.clients, alone.others());
+    anyhow::ensure!(capacity > 0.0, "no order was placed");
+    let wanted = capacity * FLOOD_FACTOR;
+    let pace = Duration::from_secs_f64(f64::from(flood.flood) / wanted);
+    let flooded = place(target, flood.flood, flood.lasting, Some(pace)).await;
+    target.settle().await?;
+    let (placed, offered) = (flooded.placed, flooded.offered());
+    println!(
+        "flood       {placed:.0} orders/s placed, {}: {offered:.0}/s offered of {wanted:.0}/s wanted by {} connections",
+        flooded.others(),
+        flood.flood
+    );
+    println!("goodput     {:.0} % of capacity", placed / capacity * 100.0);
+    Ok(())
 }
 
-/// `connections` that send one request after the other; with a pace, one each so often, early answer or not.
-async fn run(
-    address: &str,
-    request: &Arc<Vec<u8>>,
-    connections: usize,
-    lasting: Duration,
-    pace: Option<Duration>,
-) -> Tally {
-    let (tally, end) = (Tally::default(), Instant::now() + lasting);
+/// What came of orders, in each second.
+struct Rates {
+    placed: f64,
+    refused: f64,
+    failed: f64,
+}
+
+impl Rates {
+    fn offered(&self) -> f64 {
+        self.placed + self.refused + self.failed
+    }
+
+    fn others(&self) -> String {
+        format!("{:.0}/s refused, {:.0}/s failed", self.refused, self.failed)
+    }
+}
+
+/// `connections` that place one order after the other; with a pace, one each so often, early answer or not.
+async fn place(target: &Target, connections: u16, lasting: Duration, pace: Option<Duration>) -> Rates {
+    let [placed, refused, failed] = [const { AtomicU64::new(0) }; 3];
+    let end = Instant::now() + lasting;
     join_all((0..connections).map(|_| async {
         let mut stream = None;
         while Instant::now() < end {
             let began = Instant::now();
-            let status = tokio::time::timeout_at(end, ask(address, &mut stream, request)).await;
-            match status {
-                Ok(status) => tally.count(status.ok()),
-                Err(_) => break,
-            }
+            let asked = tokio::time::timeout_at(end, ask(target.address, &mut stream, &target.order)).await;
+            let Ok(answer) = asked else { break };
+            let count = match answer {
+                Ok((201, _)) => &placed,
+                Ok((429 | 503, _)) => &refused,
+                _ => &failed,
+            };
+            count.fetch_add(1, Ordering::Relaxed);
             if let Some(pace) = pace {
                 tokio::time::sleep_until((began + pace).min(end)).await;
             }
         }
     }))
     .await;
-    tally
+    let rate = |count: AtomicU64| count.into_inner() as f64 / lasting.as_secs_f64();
+    Rates { placed: rate(placed), refused: rate(refused), failed: rate(failed) }
 }
 
-/// One request on a connection that is kept as long as it lasts; the status of its answer.
-async fn ask(address: &str, kept: &mut Option<TcpStream>, request: &[u8]) -> anyhow::Result<u16> {
+/// One request on a connection that is kept as long as it lasts; the status and the body of its answer.
+async fn ask(address: SocketAddr, kept: &mut Option<TcpStream>, request: &[u8]) -> anyhow::Result<(u16, String)> {
     let mut stream = match kept.take() {
         Some(stream) => stream,
         None => TcpStream::connect(address).await?,
@@ -153,50 +223,58 @@ async fn ask(address: &str, kept: &mut Option<TcpStream>, request: &[u8]) -> any
             let length = lower.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap_or("0");
             if body.len() >= length.trim().parse()? {
                 let status = head.get(9..12).context("a status")?.parse()?;
-                *kept = Some(stream);
-                return Ok(status);
+                // One that the server is about to close is of no more use.
+                *kept = (!lower.contains("connection: close")).then_some(stream);
+                return Ok((status, body.to_owned()));
             }
         }
     }
 }
 
-/// What one honest client sees, a request after the other.
-async fn latencies(address: &str, request: &[u8], lasting: Duration) -> anyhow::Result<String> {
+/// What an honest client sees.
+struct Latencies(Vec<Duration>);
+
+impl fmt::Display for Latencies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let at = |share: f64| self.0.get((self.0.len() as f64 * share) as usize).copied().unwrap_or_default();
+        let worst = self.0.last().copied().unwrap_or_default();
+        write!(f, "p50 {:.2?}, p99 {:.2?}, worst {worst:.2?} of {} orders", at(0.5), at(0.99), self.0.len())
+    }
+}
+
+/// One client that places an order after the other, each of which must be taken.
+async fn latencies(target: &Target, lasting: Duration) -> anyhow::Result<Latencies> {
     let (end, mut stream, mut seen) = (Instant::now() + lasting, None, Vec::new());
     while Instant::now() < end {
         let began = Instant::now();
-        ask(address, &mut stream, request).await?;
+        let (status, body) = ask(target.address, &mut stream, &target.order).await?;
+        anyhow::ensure!(status == 201, "an honest client was answered {status}: {body}");
         seen.push(began.elapsed());
     }
+    target.settle().await?;
     seen.sort();
-    let at = |share: f64| seen.get((seen.len() as f64 * share) as usize).copied().unwrap_or_default();
-    Ok(format!("p50 {:.2?}, p99 {:.2?}, worst {:.2?}", at(0.5), at(0.99), seen.last().copied().unwrap_or_default()))
+    Ok(Latencies(seen))
 }
 
 /// Connections that want something and never say what, opened again when the server closes them.
 struct Held {
     open: Arc<AtomicU64>,
-    stop: Arc<AtomicBool>,
+    stop: CancellationToken,
+    tasks: JoinSet<()>,
 }
 
 impl Held {
-    async fn open(address: &str, count: usize, trickle: bool) -> Self {
-        let held = Self { open: Arc::default(), stop: Arc::default() };
+    async fn open(address: SocketAddr, count: u16, trickle: bool) -> Self {
+        let mut held = Self { open: Arc::default(), stop: CancellationToken::new(), tasks: JoinSet::new() };
         for _ in 0..count {
-            let (address, open, stop) = (address.to_owned(), held.open.clone(), held.stop.clone());
-            #[expect(clippy::disallowed_methods, reason = "a program of its own, which ends with them")]
-            tokio::spawn(async move {
-                while !stop.load(Ordering::Relaxed) {
-                    let Ok(mut stream) = TcpStream::connect(&address).await else { continue };
-                    open.fetch_add(1, Ordering::Relaxed);
-                    let _ = hold(&mut stream, trickle, &stop).await;
-                    open.fetch_sub(1, Ordering::Relaxed);
-                }
+            let (open, stop) = (held.open.clone(), held.stop.clone());
+            held.tasks.spawn(async move {
+                stop.run_until_cancelled_owned(hold_for_ever(address, &open, trickle)).await;
             });
         }
         let deadline = Instant::now() + Duration::from_secs(10);
-        while held.count() < count as u64 && Instant::now() < deadline {
-            tokio::time::sleep(Duration::from_millis(20)).await;
+        while held.count() < u64::from(count) && Instant::now() < deadline {
+            tokio::time::sleep(RECONNECT_AFTER).await;
         }
         held
     }
@@ -205,23 +283,36 @@ impl Held {
         self.open.load(Ordering::Relaxed)
     }
 
-    fn close(self) {
-        self.stop.store(true, Ordering::Relaxed);
+    /// Closes every one of them before anything else is measured.
+    async fn close(self) {
+        self.stop.cancel();
+        self.tasks.join_all().await;
     }
 }
 
-async fn hold(stream: &mut TcpStream, trickle: bool, stop: &AtomicBool) -> std::io::Result<()> {
+async fn hold_for_ever(address: SocketAddr, open: &AtomicU64, trickle: bool) {
+    loop {
+        if let Ok(mut stream) = TcpStream::connect(address).await {
+            open.fetch_add(1, Ordering::Relaxed);
+            let _ = hold(&mut stream, trickle).await;
+            open.fetch_sub(1, Ordering::Relaxed);
+        }
+        tokio::time::sleep(RECONNECT_AFTER).await;
+    }
+}
+
+/// Until the server has enough of it.
+async fn hold(stream: &mut TcpStream, trickle: bool) -> std::io::Result<()> {
     if trickle {
         stream.write_all(b"GET /v1/orders HTTP/1.1\r\nHost: slow\r\nX-Slow: ").await?;
     }
     let mut answer = [0; 256];
-    while !stop.load(Ordering::Relaxed) {
-        match tokio::time::timeout(Duration::from_secs(1), stream.read(&mut answer)).await {
-            Ok(Ok(0)) | Ok(Err(_)) => break,
+    loop {
+        match tokio::time::timeout(TRICKLE_EVERY, stream.read(&mut answer)).await {
+            Ok(Ok(0)) | Ok(Err(_)) => return Ok(()),
             Ok(Ok(_)) => {}
             Err(_) if trickle => stream.write_all(b"a").await?,
             Err(_) => {}
         }
     }
-    Ok(())
 }

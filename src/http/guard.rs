@@ -16,6 +16,7 @@ use utoipa::openapi::OpenApi;
 
 use super::caller::{Identity, X_GROUP_ID};
 use super::document::KEY_SCHEME;
+use super::limits::Limiter;
 use super::problem::Problem;
 use crate::access::{Hash, Keys, Role, check_name, sessions};
 
@@ -174,7 +175,9 @@ impl Guard {
     }
 }
 
-pub async fn guard(State(guard): State<Guard>, mut request: Request, next: Next) -> Response {
+/// Lets a request through to its route, or refuses it; refusals count against the address they came from, so that keys
+/// are not tried faster than requests are made.
+pub async fn guard(State((guard, limiter)): State<(Guard, Limiter)>, mut request: Request, next: Next) -> Response {
     let rule = match guard.rule(&request) {
         Ok(rule) => rule,
         Err(refusal) => return refusal,
@@ -186,7 +189,7 @@ pub async fn guard(State(guard): State<Guard>, mut request: Request, next: Next)
             }
             next.run(request).await
         }
-        Err(problem) => problem.into_response(),
+        Err(problem) => limiter.refuse_stranger(&request).unwrap_or_else(|| problem.into_response()),
     }
 }
 

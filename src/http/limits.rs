@@ -87,6 +87,12 @@ pub async fn limit(State(limiter): State<Limiter>, request: Request, next: Next)
 }
 
 impl Limiter {
+    /// For a request that is refused anyway: the answer to give instead if its address sends more of them than it may.
+    pub fn refuse_stranger(&self, request: &Request) -> Option<Response> {
+        let rate = self.rate.as_ref()?;
+        rate.admit(Sender::Address(address(request)), Instant::now()).err().map(|wait| rate.refuse(wait))
+    }
+
     /// The request with its body read to the end.
     async fn with_body(&self, request: Request) -> Result<Request, Problem> {
         if request.body().is_end_stream() {
@@ -123,9 +129,12 @@ enum Sender {
 impl Sender {
     fn of(request: &Request) -> Self {
         let key = request.extensions().get::<Identity>().and_then(|identity| identity.key);
-        let address = || request.extensions().get::<Peer>().map_or(Ipv4Addr::LOCALHOST.into(), |peer| peer.0);
-        key.map_or_else(|| Self::Address(address()), |key| Self::Key(key.0))
+        key.map_or_else(|| Self::Address(address(request)), |key| Self::Key(key.0))
     }
+}
+
+fn address(request: &Request) -> IpAddr {
+    request.extensions().get::<Peer>().map_or(Ipv4Addr::LOCALHOST.into(), |peer| peer.0)
 }
 
 /// For each sender, the moment until which what it sent has been paid for (the generic cell rate algorithm).

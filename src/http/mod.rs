@@ -91,9 +91,10 @@ pub fn finish(router: Router, guard: Guard, api: OpenApi, limits: &Limits, metri
     let swagger = SwaggerUi::new("/docs")
         .url("/openapi.json", api)
         .config(utoipa_swagger_ui::Config::default().try_it_out_enabled(true));
+    let limiter = Limiter::new(limits);
     router
-        .route_layer(middleware::from_fn_with_state(Limiter::new(limits), limits::limit))
-        .route_layer(middleware::from_fn_with_state(guard, guard::guard))
+        .route_layer(middleware::from_fn_with_state(limiter.clone(), limits::limit))
+        .route_layer(middleware::from_fn_with_state((guard, limiter), guard::guard))
         .merge(dashboard::routes())
         .merge(swagger)
         .fallback(async || Problem::not_found("there is nothing at this path; see /docs"))

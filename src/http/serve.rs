@@ -1,8 +1,8 @@
 //! The accept loop: so many connections and no more, none of which may take its time to say what it wants.
 //!
 //! A connection that has not sent a request's headers within the time for it is closed, be it new or kept alive: whoever
-//! trickles headers or holds connections open takes a place for so long and does nothing else to anybody. Beyond the
-//! limit, connections wait with the system until a place is free.
+//! trickles headers or holds connections open takes a place for so long and does nothing else to anybody. So is one that
+//! takes nothing of an answer for as long. Beyond the limit, connections wait with the system until a place is free.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -19,6 +19,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
+use tokio_io_timeout::TimeoutStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
@@ -32,6 +33,7 @@ const OUT_OF_HANDLES_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug, Clone, Copy)]
 pub struct Doorway {
     pub connections_max: usize,
+    /// How long headers may take to come, and how long an answer may wait to be read on.
     pub header_timeout: Duration,
 }
 
@@ -65,6 +67,8 @@ pub async fn serve(listener: TcpListener, router: Router, doorway: Doorway, stop
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "TCP_NODELAY cannot be set");
         }
+        let mut stream = TimeoutStream::new(stream);
+        stream.set_write_timeout(Some(doorway.header_timeout));
         let (router, peer) = (router.clone(), Peer(address.ip().to_canonical()));
         let answer = service_fn(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(peer);
@@ -73,7 +77,7 @@ pub async fn serve(listener: TcpListener, router: Router, doorway: Doorway, stop
                 Ok::<_, Infallible>(router.oneshot(request.map(Body::new)).await.unwrap_or_else(|never| match never {}))
             }
         });
-        let connection = graceful.watch(http.serve_connection(TokioIo::new(stream), answer));
+        let connection = graceful.watch(http.serve_connection(TokioIo::new(Box::pin(stream)), answer));
         connections.spawn(async move {
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "a connection broke off");

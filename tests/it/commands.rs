@@ -1,8 +1,10 @@
 //! The command line against a running server: data for people and for programs, and exit codes that tell.
 
-use std::process::Command;
+use std::fs::File;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
+use stockade::access::Secret;
 
 use crate::support::{Engine, Server, TestDb};
 
@@ -87,4 +89,41 @@ fn shells_can_complete_every_command() {
         let script = String::from_utf8(output.stdout).unwrap();
         assert!(output.status.success() && script.contains("dead-letters"), "{shell}");
     }
+}
+
+#[test]
+fn a_reader_may_leave_early_and_a_full_disk_is_a_failure() {
+    for args in [&["openapi"][..], &["config"], &["config", "--json"], &["completions", "bash"], &[]] {
+        let stockade = |stdout: Stdio| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_stockade"));
+            let output = command.args(args).stdout(stdout).stderr(Stdio::piped()).spawn().unwrap();
+            let output = output.wait_with_output().unwrap();
+            (output.status.code(), String::from_utf8(output.stderr).unwrap())
+        };
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        assert_eq!(stockade(writer.into()), (Some(0), String::new()), "{args:?}");
+        let (code, said) = stockade(File::options().write(true).open("/dev/full").unwrap().into());
+        assert!(code == Some(1) && said.starts_with("stockade: cannot write to stdout"), "{args:?}: {code:?} {said}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn exit_codes_tell_what_to_do_next() {
+    let db = TestDb::new(Engine::Sqlite).await;
+    let secret = Secret::random();
+    let entry = format!("admin:*:{}", secret.hash());
+    let server = Server::start(&db, &["--api-keys", &entry, "--rate-limit", "1", "--rate-limit-burst", "1"]);
+    let orders = |key: &str, url: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_stockade"));
+        let output = command.args(["order", "list", "--url", url]).env("STOCKADE_API_KEY", key).output().unwrap();
+        output.status.code()
+    };
+    assert_eq!(orders("stk_wrong", &server.url), Some(1), "nothing that waiting would mend");
+    let codes: Vec<Option<i32>> = (0..10).map(|_| orders(secret.reveal(), &server.url)).collect();
+    assert!(codes.iter().all(|code| [Some(0), Some(6)].contains(code)), "it goes, or is not the moment: {codes:?}");
+    assert_eq!(orders(secret.reveal(), "ftp://127.0.0.1"), Some(2), "no address");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_stockade"));
+    assert_eq!(command.args(["config", "--", "--bogus"]).output().unwrap().status.code(), Some(2), "no setting");
+    server.terminate().await;
 }

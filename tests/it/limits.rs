@@ -46,6 +46,17 @@ async fn whoever_trickles_headers_or_says_nothing_is_hung_up_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_does_not_read_is_hung_up_on() {
+    let (app, _db) = start(&["--http-header-timeout", "1s", "--http-max-connections", "1"]).await;
+    let mut deaf = connect(&app).await;
+    // More answers than the buffers of both sides hold.
+    let asked = "GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(500);
+    deaf.write_all(asked.as_bytes()).await.unwrap();
+    tokio::time::timeout(DEADLINE, app.read("/v1/stock")).await.expect("its place is somebody else's");
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_body_is_given_up_on_and_takes_no_place() {
     let (app, _db) = start(&["--http-header-timeout", "1s", "--http-max-in-flight", "1"]).await;
     let mut slow = connect(&app).await;
@@ -148,6 +159,13 @@ async fn each_key_has_a_rate_of_its_own() {
     assert!(refused.headers()["ratelimit"].to_str().unwrap().contains("r=0"));
     assert!(refused.headers()["retry-after"].to_str().unwrap().parse::<u32>().unwrap() >= 1);
     problem(refused, 429, "rate-limited").await;
+    modest.read("/v1/stock").await;
+    let guesses = join_all((0..20).map(|guess| {
+        let guesser = app.with_key(&format!("stk_{guess}"));
+        async move { guesser.get("/v1/stock").send().await.unwrap().status().as_u16() }
+    }));
+    let guesses = guesses.await;
+    assert!(guesses.contains(&429) && guesses.iter().all(|status| [401, 429].contains(status)), "{guesses:?}");
     modest.read("/v1/stock").await;
     for _ in 0..20 {
         assert_eq!(app.get("/livez").send().await.unwrap().status(), StatusCode::OK, "probes are not counted");
