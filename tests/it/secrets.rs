@@ -79,7 +79,7 @@ async fn panic_everywhere(format: LogFormat) {
     app.place("alice", &[("WIDGET-A", 1)]).await;
     let letters = app.eventually_list("/v1/dead-letters?state=open", 1).await;
     assert_eq!(letters[0]["reason"], "handler-panic");
-    println!("{}", letters[0]["error"]);
+    println!("{}", letters[0]["error"].as_str().unwrap().escape_debug());
     app.stop().await;
 
     let lifecycle = Lifecycle::new().unwrap();
