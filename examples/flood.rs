@@ -161,6 +161,11 @@ async fn measure_flood(flood: &Flood, target: &Target) -> anyhow::Result<()> {
         flood.flood
     );
     println!("goodput     {:.0} % of capacity", placed / capacity * 100.0);
+    if offered < wanted * 0.9 {
+        println!(
+            "            less was offered than wanted: answers take too long; more connections (--flood) offer more"
+        );
+    }
     Ok(())
 }
 
