@@ -126,7 +126,9 @@ async fn open_sqlite(options: &Options, path: &Path) -> anyhow::Result<Engine> {
         .pragma("temp_store", "memory")
         // Rows cross from SQLite's thread to ours through a buffer; a batch should fit in one go.
         .row_buffer_size(1024)
-        .pragma("cache_size", "-32768");
+        // 8 MB: what a batch touches. A commit that has split a page looks at all that is in the cache, because SQLite numbers
+        // pages anew by way of one far beyond the end of the file; a larger cache costs more than it saves.
+        .pragma("cache_size", "-8192");
     let connect = match options.pages_max {
         0 => connect,
         pages => connect.pragma("max_page_count", pages.to_string()),

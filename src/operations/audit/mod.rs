@@ -14,15 +14,17 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
+use sqlx::AssertSqlSafe;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
 pub use checks::{CHECKS, Check};
+use checks::{LOST, UNFILED};
 
 use super::Operations;
 use crate::clock::{Timestamp, first_id_at};
-use crate::db::{Db, Tx, dialects};
+use crate::db::{Conn, Db, Tx};
 use crate::http::problem::Problem;
 use crate::messaging::transport::{Binding, Depth, Transport, TransportError, dlq_of};
 use crate::messaging::{inbox, outbox};
@@ -171,13 +173,45 @@ pub async fn remember_bindings(db: &Db, bindings: &[Binding]) -> sqlx::Result<()
     tx.commit().await
 }
 
-dialects! {
-    /// Runs a check's query from `since` on: how many break the promise, and some of them.
-    async fn offenders(sql: &str, scope: Scope, since: Uuid) -> Vec<(String, i64)>;
-    /// The same for what [`checks::LOST`] takes.
-    async fn lost(scope: Scope, since: Uuid, owed: &Owed<'_>) -> Vec<(String, i64)>;
-    /// The same for what [`checks::UNFILED`] takes.
-    async fn unfiled(consumer: &str, rejected_before: Timestamp) -> Vec<(String, i64)>;
+/// A check's query, for the database and the scope it is asked of.
+fn complete(tx: &mut Tx, sql: &str, scope: Scope) -> AssertSqlSafe<String> {
+    let sql = match tx.conn() {
+        Conn::Postgres(_) => pg::translate(sql),
+        Conn::Sqlite(_) => sqlite::translate(sql),
+    };
+    AssertSqlSafe(with_tables(&sql, scope))
+}
+
+/// Those who break a promise: how many, beside each of some of them.
+type Offenders = Vec<(String, i64)>;
+
+/// Runs a check's query from `since` on.
+async fn offenders(tx: &mut Tx, sql: &str, scope: Scope, since: Uuid) -> sqlx::Result<Offenders> {
+    let sql = complete(tx, sql, scope);
+    crate::on!(tx, c => sqlx::query_as(sql).bind(since).fetch_all(c).await)
+}
+
+/// The same for what [`LOST`] takes.
+async fn lost(tx: &mut Tx, scope: Scope, since: Uuid, owed: &Owed<'_>) -> sqlx::Result<Offenders> {
+    let sql = complete(tx, LOST, scope);
+    crate::on!(tx, c => {
+        sqlx::query_as(sql)
+            .bind(since)
+            .bind(owed.consumer)
+            .bind(owed.routing_key)
+            .bind(owed.bound_since)
+            .bind(owed.published_before)
+            .fetch_all(c)
+            .await
+    })
+}
+
+/// The same for what [`UNFILED`] takes: by the consumer's few rows that are dead, in either scope.
+async fn unfiled(tx: &mut Tx, consumer: &str, rejected_before: Timestamp) -> sqlx::Result<Offenders> {
+    let sql = complete(tx, UNFILED, Scope::Whole);
+    crate::on!(tx, c => {
+        sqlx::query_as(sql).bind(Uuid::nil()).bind(consumer).bind(rejected_before).fetch_all(c).await
+    })
 }
 
 /// What one consumer is owed.
@@ -231,7 +265,7 @@ async fn nothing_lost(
         sqlx::query_as("SELECT queue, routing_key, since FROM messaging_bound").fetch_all(c).await
     })?;
     let mut found = Checked::of(NOTHING_LOST, NOTHING_LOST_PROMISE, Vec::new());
-    let mut add = |offenders: Vec<(String, i64)>, name: &dyn Fn(String) -> String| {
+    let mut add = |offenders: Offenders, name: &dyn Fn(String) -> String| {
         found.violations += offenders.first().map_or(0, |(_, count)| *count);
         let room = SAMPLE_MAX - found.sample.len();
         found.sample.extend(offenders.into_iter().take(room).map(|(event_id, _)| name(event_id)));
