@@ -6,7 +6,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use super::extract::bad_filter;
-use super::limits::{RATE_LIMIT, RATE_LIMIT_POLICY};
+use super::limits::{OVERLOADED, RATE_LIMIT, RATE_LIMIT_POLICY};
 use super::page::NextCursor;
 use super::problem::Problem;
 use crate::clock::mint_id;
@@ -96,7 +96,8 @@ fn problem_of(response: &mut Response) -> Option<Problem> {
 fn write(mut problem: Problem, bare: Response, uri: &Uri, id: &str) -> Response {
     problem.instance = Some(uri.path().to_owned());
     problem.request_id = Some(id.to_owned());
-    if problem.status >= 500 {
+    // A line for each that a flood is refused would only feed it; metrics count them.
+    if problem.status >= 500 && problem.code != OVERLOADED {
         let cause = problem.cause.as_deref().unwrap_or("");
         tracing::error!(
             request.id = id,

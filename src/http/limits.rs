@@ -26,6 +26,9 @@ use super::serve::Peer;
 pub static RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 pub static RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 
+/// The problem of a server that has as many requests in hand as it can do.
+pub const OVERLOADED: &str = "overloaded";
+
 /// Answered however busy the server is.
 const ALWAYS: [&str; 5] = ["/livez", "/readyz", "/startupz", "/v1/health", "/v1/metrics"];
 /// Callers remembered at most; those who have not asked for a while are forgotten.
@@ -77,7 +80,7 @@ pub async fn limit(State(limiter): State<Limiter>, request: Request, next: Next)
     };
     let Ok(permit) = limiter.places.clone().try_acquire_owned() else {
         let detail = "the server has as many requests in hand as it can do; nothing was done";
-        return Problem::new(503, "overloaded", detail).retry_after(1).into_response();
+        return Problem::new(503, OVERLOADED, detail).retry_after(1).into_response();
     };
     let place = Place(Arc::new(Mutex::new(Some(permit))));
     request.extensions_mut().insert(place.clone());

@@ -9,7 +9,7 @@ use stockade::access::Secret;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::{App, DEADLINE, Engine, TestDb, eventually, order, problem};
+use crate::support::{App, DEADLINE, Engine, Server, TestDb, eventually, order, problem};
 
 async fn start(flags: &[&str]) -> (App, TestDb) {
     let db = TestDb::new(Engine::Sqlite).await;
@@ -117,6 +117,20 @@ async fn beyond_what_can_be_in_hand_requests_are_told_to_come_again() {
     assert!(placed > 0 && refused > 0, "{placed} placed, {refused} refused");
     assert!(app.walk("/v1/orders").await.len() <= 200 - refused, "what was refused was not done");
     app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_is_not_fed_with_a_line_for_each_refusal() {
+    let db = TestDb::new(Engine::Sqlite).await;
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let server = Server::spawn(Server::command(&db, &["--http-max-in-flight", "1"]), log.path());
+    let body = order("alice", &[("A", 1)]);
+    let sent = join_all((0..100).map(|_| server.post("/v1/orders", &body).send())).await;
+    let refused = sent.iter().flatten().filter(|response| response.status() == StatusCode::SERVICE_UNAVAILABLE);
+    assert!(refused.count() > 0);
+    assert!(server.terminate().await);
+    let log = std::fs::read_to_string(log.path()).unwrap();
+    assert!(!log.contains("overloaded"), "{log}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
