@@ -54,6 +54,11 @@ struct Flood {
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=1000))]
     clients: u16,
 
+    /// Lines of each order. Where server and flood share a machine, ten times as many orders can only be offered if each
+    /// is work enough.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=100))]
+    lines: u16,
+
     /// Connections of the flood.
     #[arg(long, default_value_t = 900, value_parser = clap::value_parser!(u16).range(1..=10_000))]
     flood: u16,
@@ -89,14 +94,15 @@ struct Target {
 }
 
 impl Target {
-    fn read(url: &str) -> anyhow::Result<Self> {
+    fn read(url: &str, lines: u16) -> anyhow::Result<Self> {
         let host = url.strip_prefix("http://").context("the URL must begin with http://")?.trim_end_matches('/');
         let address: SocketAddr =
             host.replace("localhost", "127.0.0.1").parse().context("the URL must be an address and a port")?;
         anyhow::ensure!(address.ip().is_loopback(), "{address} is not on this machine");
         let key = std::env::var("STOCKADE_API_KEY");
         let key = key.map(|key| format!("Authorization: Bearer {key}\r\n")).unwrap_or_default();
-        let body = r#"{"customer_id":"flood","items":[{"sku":"WIDGET-A","quantity":1}]}"#;
+        let items: Vec<String> = (0..lines).map(|line| format!(r#"{{"sku":"FLOOD-{line}","quantity":1}}"#)).collect();
+        let body = format!(r#"{{"customer_id":"flood","items":[{}]}}"#, items.join(","));
         let head = format!("HTTP/1.1\r\nHost: {host}\r\n{key}");
         let length = body.len();
         let order =
@@ -127,7 +133,7 @@ impl Target {
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let flood = Flood::parse();
-    let target = Target::read(&flood.url)?;
+    let target = Target::read(&flood.url, flood.lines)?;
     let wanted = |scenario| flood.scenarios.is_empty() || flood.scenarios.contains(&scenario);
     target.settle().await?;
     if wanted(Scenario::Flood) {

@@ -24,7 +24,7 @@ use checks::{LOST, UNFILED};
 
 use super::Operations;
 use crate::clock::{Timestamp, first_id_at};
-use crate::db::{Conn, Db, Tx};
+use crate::db::{Db, Tx, dialects};
 use crate::http::problem::Problem;
 use crate::messaging::transport::{Binding, Depth, Transport, TransportError, dlq_of};
 use crate::messaging::{inbox, outbox};
@@ -173,13 +173,14 @@ pub async fn remember_bindings(db: &Db, bindings: &[Binding]) -> sqlx::Result<()
     tx.commit().await
 }
 
-/// A check's query, for the database and the scope it is asked of.
-fn complete(tx: &mut Tx, sql: &str, scope: Scope) -> AssertSqlSafe<String> {
-    let sql = match tx.conn() {
-        Conn::Postgres(_) => pg::translate(sql),
-        Conn::Sqlite(_) => sqlite::translate(sql),
-    };
-    AssertSqlSafe(with_tables(&sql, scope))
+dialects! {
+    /// A check's query in the words of the database.
+    async fn translate(sql: &str) -> String;
+}
+
+/// The same for a scope.
+async fn complete(tx: &mut Tx, sql: &str, scope: Scope) -> sqlx::Result<AssertSqlSafe<String>> {
+    Ok(AssertSqlSafe(with_tables(&translate(tx, sql).await?, scope)))
 }
 
 /// Those who break a promise: how many, beside each of some of them.
@@ -187,13 +188,13 @@ type Offenders = Vec<(String, i64)>;
 
 /// Runs a check's query from `since` on.
 async fn offenders(tx: &mut Tx, sql: &str, scope: Scope, since: Uuid) -> sqlx::Result<Offenders> {
-    let sql = complete(tx, sql, scope);
+    let sql = complete(tx, sql, scope).await?;
     crate::on!(tx, c => sqlx::query_as(sql).bind(since).fetch_all(c).await)
 }
 
 /// The same for what [`LOST`] takes.
 async fn lost(tx: &mut Tx, scope: Scope, since: Uuid, owed: &Owed<'_>) -> sqlx::Result<Offenders> {
-    let sql = complete(tx, LOST, scope);
+    let sql = complete(tx, LOST, scope).await?;
     crate::on!(tx, c => {
         sqlx::query_as(sql)
             .bind(since)
@@ -208,7 +209,7 @@ async fn lost(tx: &mut Tx, scope: Scope, since: Uuid, owed: &Owed<'_>) -> sqlx::
 
 /// The same for what [`UNFILED`] takes: by the consumer's few rows that are dead, in either scope.
 async fn unfiled(tx: &mut Tx, consumer: &str, rejected_before: Timestamp) -> sqlx::Result<Offenders> {
-    let sql = complete(tx, UNFILED, Scope::Whole);
+    let sql = complete(tx, UNFILED, Scope::Whole).await?;
     crate::on!(tx, c => {
         sqlx::query_as(sql).bind(Uuid::nil()).bind(consumer).bind(rejected_before).fetch_all(c).await
     })

@@ -1,13 +1,14 @@
 //! SQLite: ids are blobs; as text they are written in hex with hyphens, as everywhere else.
 
+use sqlx::SqliteConnection;
+
 use super::replace_calls;
 
-/// A check's query in this dialect.
-pub fn translate(sql: &str) -> String {
+pub async fn translate(_c: &mut SqliteConnection, sql: &str) -> sqlx::Result<String> {
     let sql = replace_calls(sql, "text of", hyphenated);
     let sql = replace_calls(&sql, "uuid of", |column| format!("unhex(replace({column}, '-', ''))"));
     let sql = replace_calls(&sql, "type in", |key| format!("substr({key}, 1, instr({key}, '.') - 1)"));
-    replace_calls(&sql, "minutes", |count| format!("{count} * 60000"))
+    Ok(replace_calls(&sql, "minutes", |count| format!("{count} * 60000")))
 }
 
 fn hyphenated(column: &str) -> String {
