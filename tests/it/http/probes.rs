@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::support::{Api, App, Engine, OwnPostgres, Server, TestDb, Wire, each_database, eventually, fields, rabbit};
+use crate::support::{Api, App, Engine, OwnPostgres, Server, TestDb, Wire, each_database, eventually, fields, order, rabbit};
 
 async fn probes_tell_how_everything_is_doing(db: TestDb) {
     let app = App::start(&db).await;
@@ -110,7 +110,12 @@ async fn probes_answer_within_a_second_though_the_database_hangs() {
     assert!(server.get("/livez").send().await.unwrap().status().is_success(), "it is alive");
     postgres.thaw();
     eventually("health again", || async { (server.read("/v1/health").await["status"] == "ok").then_some(()) }).await;
-    server.place_and_wait("a", &[("WIDGET-A", 1)]).await;
+    // Whoever meets a connection that broke meanwhile is told to come again.
+    eventually("an order taken", || async {
+        let answer = server.post("/v1/orders", &order("a", &[("WIDGET-A", 1)])).send().await.unwrap();
+        answer.status().is_success().then_some(())
+    })
+    .await;
     assert!(server.terminate().await);
 }
 
