@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::support::{Api, App, Engine, OwnPostgres, Server, TestDb, Wire, each_database, eventually, fields, order, rabbit};
+use crate::support::{
+    Api, App, Engine, OwnPostgres, Server, TestDb, Wire, each_database, eventually, fields, order, rabbit,
+};
 
 async fn probes_tell_how_everything_is_doing(db: TestDb) {
     let app = App::start(&db).await;
