@@ -347,16 +347,20 @@ async fn each_planted_breach_is_found_by_its_check(db: TestDb) {
     }
 }
 
-/// A copy of a database that nobody has open.
+/// A copy of a database that nobody writes to.
 struct Copy {
     db: TestDb,
 }
 
 impl Copy {
     async fn of(original: &TestDb) -> Self {
-        let db = if let Some(file) = original.url.strip_prefix("sqlite:") {
+        let db = if original.url.starts_with("sqlite:") {
             let db = TestDb::new(crate::support::Engine::Sqlite).await;
-            std::fs::copy(file, db.url.strip_prefix("sqlite:").unwrap()).unwrap();
+            // Not the file alone: what was written last may still be in the log beside it.
+            let mut raw = SqliteConnection::connect(&original.url).await.unwrap();
+            let file = db.url.strip_prefix("sqlite:").unwrap();
+            raw.execute(AssertSqlSafe(format!("VACUUM INTO '{file}'"))).await.unwrap();
+            raw.close().await.unwrap();
             db
         } else {
             let (server, name) = original.url.rsplit_once('/').unwrap();
