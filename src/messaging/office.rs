@@ -3,7 +3,8 @@
 //! It files any bytes: there is no inbox and no gate here, and it never rejects. What it cannot store stays in
 //! the dead-letter queue, and health says so. Why a letter died is asked in this order: the verdict in the
 //! consumer's inbox; another body under a processed id (`id-reused`); the consumer's own gate, run again; and if
-//! all of these are content, the broker gave up on it by itself (`broker-limit`).
+//! all of these are content, the broker gave up on it by itself (`broker-limit`). Only a copy of what its consumer has
+//! done is no letter: it is counted among the duplicates, as it would be in the queue.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use futures_util::future::try_join_all;
 use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 use super::dead_letters::{self, NewLetter};
 use super::event::{self, Label, Unreadable};
@@ -129,8 +131,10 @@ impl Office {
         let queue = self.kernel.tuning.queue_name(sender.consumer);
         let keys = delivery_keys(&mut tx, &queue, deliveries).await?;
         for (delivery, key) in deliveries.iter().zip(keys) {
-            let letter = self.letter(&mut tx, sender, delivery, key).await?;
-            dead_letters::file(&mut tx, &letter).await?;
+            match self.read(&mut tx, sender, delivery, key).await? {
+                Filing::Letter(letter) => dead_letters::file(&mut tx, &letter).await?,
+                Filing::Copy(event_id) => inbox::count_duplicates(&mut tx, sender.consumer, &[event_id]).await?,
+            }
         }
         self.kernel.faults.reach("office.before_commit", NAME);
         tx.commit().await?;
@@ -138,13 +142,13 @@ impl Office {
         Ok(())
     }
 
-    async fn letter(
+    async fn read(
         &self,
         tx: &mut Tx,
         sender: &Sender,
         delivery: &Delivery,
         delivery_key: String,
-    ) -> sqlx::Result<NewLetter> {
+    ) -> sqlx::Result<Filing> {
         let event = event::read_envelope(&delivery.body, Label::default(), usize::MAX).ok();
         let mut letter = NewLetter {
             queue: self.kernel.tuning.queue_name(sender.consumer),
@@ -176,21 +180,32 @@ impl Office {
             if verdict.body_hash != event::hash_of(&delivery.body) {
                 letter.reason = "id-reused".to_owned();
                 letter.error = format!("event {} was first seen with another body; that one stands", event.event_id);
-                return Ok(letter);
+                return Ok(Filing::Letter(Box::new(letter)));
+            }
+            if verdict.state == State::Processed {
+                // A broker may take its time to carry a rejected copy here, and a redrive of another overtake it.
+                return Ok(Filing::Copy(event.event_id));
             }
             if verdict.state == State::Dead {
                 letter.filing_key = event.event_id.to_string();
                 letter.reason = verdict.reason.unwrap_or_else(|| "business-rule".to_owned());
                 letter.error = verdict.last_error.unwrap_or_default();
-                return Ok(letter);
+                return Ok(Filing::Letter(Box::new(letter)));
             }
         }
         (letter.reason, letter.error) = match (sender.check)(delivery, self.kernel.tuning.event_bytes_max) {
             Err(unreadable) => (unreadable.code.to_owned(), unreadable.error),
             Ok(()) => ("broker-limit".to_owned(), "the broker gave up delivering it".to_owned()),
         };
-        Ok(letter)
+        Ok(Filing::Letter(Box::new(letter)))
     }
+}
+
+/// What a message in a dead-letter queue turns out to be.
+enum Filing {
+    Letter(Box<NewLetter>),
+    /// The event has been processed.
+    Copy(Uuid),
 }
 
 /// Names each rejected delivery for ever, so that filing it again changes nothing.

@@ -77,6 +77,30 @@ async fn what_the_broker_gave_up_on_is_filed_as_such(db: TestDb) {
     assert_eq!(rig.effects(&event).await, 1);
 }
 
+async fn a_copy_of_what_was_done_is_no_letter(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let event = told("note");
+    rig.tell(std::slice::from_ref(&event)).await;
+    rig.settle().await;
+    let mut other = event.clone();
+    other.correlation_id = "another".to_owned();
+    for body in [event.to_body(), other.to_body()] {
+        let message = RawMessage {
+            queue: dlq_of(&rig.queue),
+            routing_key: KEY.into(),
+            message_id: None,
+            correlation_id: None,
+            headers: Map::new(),
+            body: body.into(),
+        };
+        rig.kernel.transport.publish_raw(&message, 1).await.unwrap();
+    }
+    rig.settle().await;
+    let reasons: Vec<String> = rig.letters().await.into_iter().map(|letter| letter.reason).collect();
+    assert_eq!(reasons, ["id-reused"], "another body under its id is one");
+    assert_eq!((rig.effects(&event).await, rig.inbox(&event).await.unwrap().duplicates), (1, 1));
+}
+
 async fn a_redrive_keeps_bytes_id_correlation_and_headers(db: TestDb) {
     let rig = Rig::new(&db).await;
     let event = told("reject");
@@ -258,6 +282,7 @@ each_database!(
     an_office_that_crashed_before_its_ack_files_nothing_twice,
     a_late_copy_of_a_redriven_letter_does_not_stop_the_office,
     what_the_broker_gave_up_on_is_filed_as_such,
+    a_copy_of_what_was_done_is_no_letter,
     a_redrive_keeps_bytes_id_correlation_and_headers,
     a_redrive_that_fails_again_is_a_letter_of_its_own,
     any_bytes_can_be_redriven,
@@ -270,6 +295,7 @@ each_database!(
 
 each_database_on_rabbit!(
     what_the_broker_gave_up_on_is_filed_as_such,
+    a_copy_of_what_was_done_is_no_letter,
     a_redrive_keeps_bytes_id_correlation_and_headers,
     a_redrive_that_fails_again_is_a_letter_of_its_own,
     any_bytes_can_be_redriven,
