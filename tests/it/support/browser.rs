@@ -118,11 +118,25 @@ impl Browser {
         self.run(&script).await.as_str().unwrap().to_owned()
     }
 
-    /// Clicks as a user would, once it can be: where something covers the element, this fails.
+    /// Clicks as a user would, once it can be: where something covers the element, this fails. One that the page draws
+    /// anew before the click arrives is looked for again.
     pub async fn click(&self, selector: &str) {
-        self.until(selector, &format!("return document.querySelector({}) !== null", json!(selector))).await;
-        let element = self.command("element", json!({ "using": "css selector", "value": selector })).await;
-        self.command(&format!("element/{}/click", id_of(&element)), json!({})).await;
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        loop {
+            self.until(selector, &format!("return document.querySelector({}) !== null", json!(selector))).await;
+            let found = self.ask("element", &json!({ "using": "css selector", "value": selector })).await;
+            let clicked = match found {
+                Ok(element) => self.ask(&format!("element/{}/click", id_of(&element)), &json!({})).await,
+                gone => gone,
+            };
+            match clicked {
+                Ok(_) => return,
+                Err(error) if error.contains("stale element") || error.contains("no such element") => {
+                    assert!(tokio::time::Instant::now() < deadline, "{selector} never stays: {error}");
+                }
+                Err(error) => panic!("a click on {selector}: {error}"),
+            }
+        }
     }
 
     /// Types into whatever has the focus.
@@ -167,8 +181,12 @@ impl Browser {
     }
 
     async fn command(&self, command: &str, parameters: Value) -> Value {
-        let answer = ask(&self.client, &format!("{}/{command}", self.session), &parameters).await;
+        let answer = self.ask(command, &parameters).await;
         answer.unwrap_or_else(|error| panic!("{command} with {parameters}: {error}"))
+    }
+
+    async fn ask(&self, command: &str, parameters: &Value) -> Result<Value, String> {
+        ask(&self.client, &format!("{}/{command}", self.session), parameters).await
     }
 
     pub async fn close(self) {
