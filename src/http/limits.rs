@@ -1,9 +1,10 @@
 //! Not too much at once: a rate for each key, and so many requests in hand and no more.
 //!
 //! A server that takes on more than it can do does ever less of it. Beyond the number it can have in hand, requests are
-//! refused at once with a 503 that says when to come again, which costs next to nothing. A body is read before its request
-//! takes a place, so whoever sends one slowly keeps nobody out; whoever waits for an outcome gives the place back.
-//! Probes are always answered.
+//! refused at once with a 503 that says when to come again. Whoever comes again sooner, and there is still no place, is
+//! kept waiting until then: so a connection is refused once a second at most, and a flood costs next to nothing. A body
+//! is read before its request takes a place, so whoever sends one slowly keeps nobody out; whoever waits for an outcome
+//! gives the place back. Probes are always answered.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -28,6 +29,9 @@ pub static RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-po
 
 /// The problem of a server that has as many requests in hand as it can do.
 pub const OVERLOADED: &str = "overloaded";
+
+/// When whoever found no place is asked to come again.
+const COME_AGAIN_SECONDS: u32 = 1;
 
 /// Answered however busy the server is.
 const ALWAYS: [&str; 5] = ["/livez", "/readyz", "/startupz", "/v1/health", "/v1/metrics"];
@@ -64,6 +68,25 @@ impl Place {
     }
 }
 
+/// The moment before which a connection was last asked not to come again.
+#[derive(Debug, Clone, Default)]
+pub struct Advice(Arc<Mutex<Option<Instant>>>);
+
+impl Advice {
+    /// Waits until then, if there was one, and gives the advice anew.
+    async fn enforce(&self) {
+        let given = self.lock().take();
+        if let Some(moment) = given {
+            tokio::time::sleep_until(moment).await;
+        }
+        *self.lock() = Some(Instant::now() + Duration::from_secs(COME_AGAIN_SECONDS.into()));
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Instant>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 pub async fn limit(State(limiter): State<Limiter>, request: Request, next: Next) -> Response {
     let path = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
     if ALWAYS.contains(&path) {
@@ -79,8 +102,11 @@ pub async fn limit(State(limiter): State<Limiter>, request: Request, next: Next)
         Err(problem) => return problem.into_response(),
     };
     let Ok(permit) = limiter.places.clone().try_acquire_owned() else {
+        let advice = request.extensions_mut().remove::<Advice>().unwrap_or_default();
+        drop(request);
+        advice.enforce().await;
         let detail = "the server has as many requests in hand as it can do; nothing was done";
-        return Problem::new(503, OVERLOADED, detail).retry_after(1).into_response();
+        return Problem::new(503, OVERLOADED, detail).retry_after(COME_AGAIN_SECONDS).into_response();
     };
     let place = Place(Arc::new(Mutex::new(Some(permit))));
     request.extensions_mut().insert(place.clone());

@@ -24,6 +24,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 
+use super::limits::Advice;
+
 /// Larger heads are answered with a 431.
 const HEAD_BYTES_MAX: usize = 32 * 1024;
 /// When the process is out of file handles, closing connections is all that helps; until then there is no hurry.
@@ -69,9 +71,10 @@ pub async fn serve(listener: TcpListener, router: Router, doorway: Doorway, stop
         }
         let mut stream = TimeoutStream::new(stream);
         stream.set_write_timeout(Some(doorway.header_timeout));
-        let (router, peer) = (router.clone(), Peer(address.ip().to_canonical()));
+        let (router, peer, advice) = (router.clone(), Peer(address.ip().to_canonical()), Advice::default());
         let answer = service_fn(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(peer);
+            request.extensions_mut().insert(advice.clone());
             let router = router.clone();
             async move {
                 Ok::<_, Infallible>(router.oneshot(request.map(Body::new)).await.unwrap_or_else(|never| match never {}))

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use reqwest::StatusCode;
 use serde_json::json;
+use sqlx::{Connection, Executor, SqliteConnection};
 use stockade::access::Secret;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -116,6 +117,38 @@ async fn beyond_what_can_be_in_hand_requests_are_told_to_come_again() {
     }
     assert!(placed > 0 && refused > 0, "{placed} placed, {refused} refused");
     assert!(app.walk("/v1/orders").await.len() <= 200 - refused, "what was refused was not done");
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_was_refused_and_comes_again_too_soon_is_kept_waiting() {
+    let (app, db) = start(&["--http-max-in-flight", "1"]).await;
+    // The one place is taken by an order that waits for the lock on the database.
+    let mut raw = SqliteConnection::connect(&db.url).await.unwrap();
+    raw.execute("BEGIN IMMEDIATE").await.unwrap();
+    let placing = app.post("/v1/orders", &order("alice", &[("WIDGET-A", 1)])).send();
+    let asking = async {
+        eventually("the place to be taken", async || {
+            let response = app.get("/v1/stock").send().await.unwrap();
+            (response.status() == StatusCode::SERVICE_UNAVAILABLE).then_some(())
+        })
+        .await;
+        let mut eager = connect(&app).await;
+        let mut ask = async |path: &str| {
+            let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+            eager.write_all(request.as_bytes()).await.unwrap();
+            let mut answer = vec![0; 4096];
+            let length = tokio::time::timeout(DEADLINE, eager.read(&mut answer)).await.unwrap().unwrap();
+            String::from_utf8_lossy(&answer[..length])[9..12].to_owned()
+        };
+        let began = Instant::now();
+        assert_eq!((ask("/v1/stock").await, ask("/livez").await), ("503".to_owned(), "200".to_owned()));
+        assert_eq!(ask("/v1/stock").await, "503");
+        assert!(began.elapsed() >= Duration::from_secs(1), "after {:?}", began.elapsed());
+        raw.execute("ROLLBACK").await.unwrap();
+    };
+    let (placed, ()) = tokio::join!(placing, asking);
+    placed.unwrap();
     app.stop().await;
 }
 
