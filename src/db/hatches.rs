@@ -14,16 +14,25 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use crate::clock::mint_id;
+use crate::clock::{Timestamp, mint_id};
 
-/// The hatches that are open in this process, by name.
+/// How long to wait on closing for transactions that count on the hatch.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// The hatches that are open in this process.
 #[derive(Clone)]
 pub struct Hatches {
     token: Uuid,
-    open: Arc<Mutex<HashMap<String, Pledge>>>,
+    /// To the consumers of table queues, by queue.
+    pub queues: Openings<Parcel>,
+    /// To the relay that publishes over a broker.
+    pub outbox: Openings<Claimed>,
 }
 
-/// A message as its row holds it.
+/// Hatches for one kind of row, by name.
+pub struct Openings<P>(Arc<Mutex<HashMap<String, Pledge<P>>>>);
+
+/// A message as its row in a queue holds it.
 #[derive(Debug)]
 pub struct Parcel {
     pub row: i64,
@@ -32,17 +41,41 @@ pub struct Parcel {
     pub correlation_id: String,
     pub headers: String,
     pub body: Bytes,
-    pub passed_at: Instant,
+}
+
+/// A row of the outbox that a relay holds, to publish it over a broker.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Claimed {
+    pub id: Uuid,
+    pub event_id: Uuid,
+    pub kind: String,
+    pub group_id: String,
+    pub subsidiary_id: Option<String>,
+    pub aggregate_type: String,
+    pub aggregate_id: String,
+    pub event_type: String,
+    pub correlation_id: String,
+    pub traceparent: Option<String>,
+    pub headers: String,
+    pub body: Bytes,
+    pub target: String,
+    pub attempts: i32,
+    pub created_at: Timestamp,
 }
 
 /// The reader's side.
-pub struct Hatch {
+pub struct Hatch<P> {
     name: String,
-    hatches: Hatches,
+    openings: Openings<P>,
     lease: Duration,
-    passed: mpsc::UnboundedReceiver<Parcel>,
-    arrived: VecDeque<Parcel>,
+    passed: mpsc::UnboundedReceiver<Passed<P>>,
+    arrived: VecDeque<Passed<P>>,
     filling: Arc<Filling>,
+}
+
+struct Passed<P> {
+    parcel: P,
+    leased_at: Instant,
 }
 
 /// How full a hatch is. It has room for twice what its reader takes at a time: more would only keep messages from
@@ -54,16 +87,15 @@ struct Filling {
 }
 
 /// The writer's side. While there is one, the hatch does not close.
-#[derive(Clone)]
-pub struct Pledge {
-    passed: mpsc::UnboundedSender<Parcel>,
+pub struct Pledge<P> {
+    passed: mpsc::UnboundedSender<Passed<P>>,
     filling: Arc<Filling>,
     lease: Duration,
 }
 
 impl Default for Hatches {
     fn default() -> Self {
-        Self { token: mint_id(), open: Arc::default() }
+        Self { token: mint_id(), queues: Openings::default(), outbox: Openings::default() }
     }
 }
 
@@ -72,46 +104,67 @@ impl Hatches {
     pub fn token(&self) -> Uuid {
         self.token
     }
+}
 
+impl<P> Openings<P> {
     /// Opens a hatch for rows that are leased for `lease`.
-    pub fn open(&self, name: &str, lease: Duration) -> Hatch {
+    pub fn open(&self, name: &str, lease: Duration) -> Hatch<P> {
         let (sender, passed) = mpsc::unbounded_channel();
         let filling = Arc::<Filling>::default();
         self.lock().insert(name.to_owned(), Pledge { passed: sender, filling: filling.clone(), lease });
-        Hatch { name: name.to_owned(), hatches: self.clone(), lease, passed, arrived: VecDeque::new(), filling }
+        Hatch { name: name.to_owned(), openings: self.clone(), lease, passed, arrived: VecDeque::new(), filling }
     }
 
     /// The hatches that have room.
-    pub fn with_room(&self) -> HashMap<String, Pledge> {
-        let has_room = |(_, Pledge { filling, .. }): &(&String, &Pledge)| {
+    pub fn with_room(&self) -> HashMap<String, Pledge<P>> {
+        let has_room = |(_, Pledge { filling, .. }): &(&String, &Pledge<P>)| {
             filling.inside.load(Ordering::Relaxed) < filling.room.load(Ordering::Relaxed)
         };
         self.lock().iter().filter(has_room).map(|(name, pledge)| (name.clone(), pledge.clone())).collect()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Pledge>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Pledge<P>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Pledge {
+impl<P> Default for Openings<P> {
+    fn default() -> Self {
+        Self(Arc::default())
+    }
+}
+
+impl<P> Clone for Openings<P> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<P> Clone for Pledge<P> {
+    fn clone(&self) -> Self {
+        Self { passed: self.passed.clone(), filling: self.filling.clone(), lease: self.lease }
+    }
+}
+
+impl<P> Pledge<P> {
     pub fn lease(&self) -> Duration {
         self.lease
     }
 
-    pub fn pass(&self, parcel: Parcel) {
+    /// Passes what was leased at that moment.
+    pub fn pass(&self, parcel: P, leased_at: Instant) {
         self.filling.inside.fetch_add(1, Ordering::Relaxed);
         // A reader that is gone without closing leaves the row to the end of its lease.
-        let _ = self.passed.send(parcel);
+        let _ = self.passed.send(Passed { parcel, leased_at });
     }
 }
 
-impl Hatch {
+impl<P> Hatch<P> {
     /// Returns when something is there; cancelled, it has lost nothing.
     pub async fn filled(&mut self) {
         if self.arrived.is_empty() {
             match self.passed.recv().await {
-                Some(parcel) => self.arrived.push_back(parcel),
+                Some(passed) => self.arrived.push_back(passed),
                 None => std::future::pending().await,
             }
         }
@@ -119,28 +172,28 @@ impl Hatch {
 
     /// Takes up to `count` of what is there, for a reader who takes `batch` at a time. What has lain too long to be
     /// dealt with within its lease is left to the table.
-    pub fn take(&mut self, batch: usize, count: usize) -> Vec<Parcel> {
+    pub fn take(&mut self, batch: usize, count: usize) -> Vec<P> {
         self.filling.room.store(2 * batch, Ordering::Relaxed);
         let mut taken = Vec::new();
         while taken.len() < count
-            && let Some(parcel) = self.arrived.pop_front().or_else(|| self.passed.try_recv().ok())
+            && let Some(passed) = self.arrived.pop_front().or_else(|| self.passed.try_recv().ok())
         {
             self.filling.inside.fetch_sub(1, Ordering::Relaxed);
-            if parcel.passed_at.elapsed() < self.lease / 2 {
-                taken.push(parcel);
+            if passed.leased_at.elapsed() < self.lease / 2 {
+                taken.push(passed.parcel);
             }
         }
         taken
     }
 
-    /// Closes, waiting for transactions that have counted on it, though not longer than `patience`; returns the rows
-    /// that were not taken.
-    pub async fn close(mut self, patience: Duration) -> Vec<i64> {
-        self.hatches.lock().remove(&self.name);
-        let mut left: Vec<i64> = self.arrived.drain(..).map(|parcel| parcel.row).collect();
-        let deadline = Instant::now() + patience;
-        while let Ok(Some(parcel)) = tokio::time::timeout_at(deadline, self.passed.recv()).await {
-            left.push(parcel.row);
+    /// Closes, waiting for transactions that have counted on it, though not longer than [`CLOSE_PATIENCE`]; returns
+    /// what was not taken.
+    pub async fn close(mut self) -> Vec<P> {
+        self.openings.lock().remove(&self.name);
+        let mut left: Vec<P> = self.arrived.drain(..).map(|passed| passed.parcel).collect();
+        let deadline = Instant::now() + CLOSE_PATIENCE;
+        while let Ok(Some(passed)) = tokio::time::timeout_at(deadline, self.passed.recv()).await {
+            left.push(passed.parcel);
         }
         left
     }

@@ -31,7 +31,7 @@ use sqlx::{PgPool, Postgres, Sqlite, SqliteConnection, SqlitePool, Transaction};
 pub use describe::About;
 pub(crate) use filter::fetch_page;
 pub use filter::{Filter, Value};
-pub use hatches::{Hatch, Hatches, Parcel, Pledge};
+pub use hatches::{Claimed, Hatch, Hatches, Parcel, Pledge};
 pub use open::Options;
 pub use scratch::ScratchSchema;
 pub use trouble::Trouble;

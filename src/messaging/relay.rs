@@ -1,20 +1,23 @@
 //! The relay: publishes what the outbox holds.
 //!
-//! Over a broker a pass has three steps, so that no lock is ever held over the network: claim rows for a while in
-//! one short transaction, publish them, settle them in another, fenced by the claim. A crash after the publish and
-//! before the settling publishes again under the same id, and the inboxes absorb it. On the table queue the three
-//! are one transaction, and there is nothing to repeat.
+//! Over a broker no lock is ever held over the network: rows are claimed for a while, published, and settled in a
+//! transaction of their own, fenced by the claim. What this process writes is born claimed and comes in memory, through
+//! a hatch; what others wrote, what failed and what was left behind is claimed from the table in one short transaction.
+//! A crash after the publish and before the settling publishes again under the same id, and the inboxes absorb it. On
+//! the table queue all of it is one transaction, and there is nothing to repeat.
 //!
 //! Several relays may run: a claimed row is skipped by the others until its lease ends.
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 use super::health::{LoopState, Pulse};
-use super::outbox::{self, Claimed, Settlement};
+use super::outbox::{self, Claim, Claimed, Settlement};
 use super::transport::{Transport, Verdict, Way, table};
 use super::{Kernel, Pace, Patience};
-use crate::clock::mint_id;
+use crate::clock::{Timestamp, mint_id};
+use crate::db::Hatch;
 
 pub const NAME: &str = "relay";
 
@@ -34,13 +37,20 @@ impl Relay {
         let mut bell = self.kernel.db.wakes().bell(outbox::BELL);
         let mut gate = self.kernel.pauses.gate(NAME);
         let mut patience = Patience::default();
+        let mut hatch = None;
+        let mut look_at = Instant::now();
+        if let Err(error) = self.free_leftovers().await {
+            tracing::warn!(%error, "what an earlier relay left claimed waits for the end of its lease");
+        }
         while !stop.is_cancelled() {
             if gate.is_paused() {
+                self.shut(&mut hatch).await;
                 self.pulse.set(LoopState::Paused);
                 tokio::select! { () = gate.until(false) => continue, () = stop.cancelled() => break }
             }
             if let Some(why) = self.kernel.transport.obstacle(Way::Out) {
                 // Nothing is claimed that could not go out, however long the broker is away.
+                self.shut(&mut hatch).await;
                 self.pulse.troubled(why, self.kernel.db.clock().now());
                 tokio::select! {
                     () = self.kernel.transport.until_open(Way::Out) => {}
@@ -49,51 +59,110 @@ impl Relay {
                 }
                 continue;
             }
-            bell.hush();
+            if hatch.is_none() && self.has_hatch() {
+                hatch = Some(self.open());
+                look_at = Instant::now();
+            }
             let pace = Pace::start();
-            let pause = match self.try_once().await {
-                Ok(rows) => {
-                    pace.next(usize::try_from(rows).unwrap_or(0)).await;
+            // The table before the hatch: what is handed over never keeps the rest waiting.
+            let looks = bell.is_rung() || look_at <= Instant::now();
+            bell.hush();
+            match self.pass(looks, hatch.as_mut()).await {
+                Ok((found, handed)) => {
+                    pace.next(found + handed).await;
                     patience.renew();
                     self.pulse.running(self.kernel.db.clock().now());
-                    if rows >= i64::from(self.kernel.tuning.outbox_batch) {
-                        continue;
+                    if found >= self.batch() {
+                        look_at = Instant::now();
+                    } else if looks {
+                        look_at = Instant::now() + self.kernel.tuning.outbox_poll;
                     }
-                    self.kernel.tuning.outbox_poll
                 }
                 Err(error) => {
                     let pause = patience.next_pause();
                     tracing::warn!(%error, ?pause, "the relay cannot reach the outbox and waits");
                     self.pulse.troubled(error.to_string(), self.kernel.db.clock().now());
                     tokio::select! { () = stop.cancelled() => {} () = tokio::time::sleep(pause) => {} }
+                    look_at = Instant::now();
                     continue;
+                }
+            }
+            let handed = async {
+                match &mut hatch {
+                    Some(hatch) => hatch.filled().await,
+                    None => std::future::pending().await,
                 }
             };
             tokio::select! {
                 () = stop.cancelled() => {}
                 () = gate.until(true) => {}
-                () = bell.rung() => {}
-                () = tokio::time::sleep(pause) => {}
+                () = bell.rung() => look_at = Instant::now(),
+                () = handed => {}
+                () = tokio::time::sleep_until(look_at) => {}
             }
         }
+        self.shut(&mut hatch).await;
         if !gate.is_paused() && self.kernel.transport.obstacle(Way::Out).is_none() {
             // A pass that is not full has sent everything our own last batches wrote.
-            let full = i64::from(self.kernel.tuning.outbox_batch);
-            while matches!(self.try_once().await, Ok(rows) if rows >= full) {}
+            while matches!(self.try_once().await, Ok(rows) if rows >= self.batch()) {}
         }
         self.pulse.set(LoopState::Stopped);
     }
 
-    /// One pass; returns how many rows it took on.
-    pub async fn try_once(&self) -> sqlx::Result<i64> {
+    fn batch(&self) -> usize {
+        usize::try_from(self.kernel.tuning.outbox_batch).unwrap_or(usize::MAX)
+    }
+
+    async fn free_leftovers(&self) -> sqlx::Result<()> {
+        let mut tx = self.kernel.db.begin_relaxed().await?;
+        let now = tx.now();
+        outbox::free_leftovers(&mut tx, now).await?;
+        tx.commit().await
+    }
+
+    /// On the table queue there is nothing left to hand to a relay.
+    fn has_hatch(&self) -> bool {
+        !matches!(self.kernel.transport, Transport::Table(_))
+    }
+
+    fn open(&self) -> Hatch<Claimed> {
+        let mut hatch = self.kernel.db.hatches().outbox.open(NAME, self.kernel.tuning.outbox_lease);
+        hatch.take(self.batch(), 0);
+        hatch
+    }
+
+    /// Closes the hatch and frees what was not taken from it.
+    async fn shut(&self, hatch: &mut Option<Hatch<Claimed>>) {
+        let Some(hatch) = hatch.take() else { return };
+        let untaken: Vec<Settlement> = hatch.close().await.iter().map(|row| Settlement::Released(row.id)).collect();
+        if !untaken.is_empty()
+            && let Err(error) =
+                self.settle(self.kernel.db.hatches().token(), &untaken, self.kernel.db.clock().now()).await
+        {
+            tracing::warn!(%error, rows = untaken.len(), "rows handed to the relay wait for the end of their lease");
+        }
+    }
+
+    /// One look into the table, if it is time, and one into the hatch; returns how many rows each took on.
+    async fn pass(&self, looks: bool, hatch: Option<&mut Hatch<Claimed>>) -> sqlx::Result<(usize, usize)> {
+        let found = if looks { self.try_once().await? } else { 0 };
+        let handed = match hatch {
+            Some(hatch) => self.publish_handed(hatch).await?,
+            None => 0,
+        };
+        Ok((found, handed))
+    }
+
+    /// One look into the table; returns how many rows it took on.
+    pub async fn try_once(&self) -> sqlx::Result<usize> {
         match &self.kernel.transport {
             Transport::Table(_) => self.hand_on().await,
-            broker @ (Transport::Memory(_) | Transport::Rabbit(_)) => self.publish(broker).await,
+            Transport::Memory(_) | Transport::Rabbit(_) => self.publish_due().await,
         }
     }
 
     /// The table queue's road: from outbox to queues in one transaction.
-    async fn hand_on(&self) -> sqlx::Result<i64> {
+    async fn hand_on(&self) -> sqlx::Result<usize> {
         let started = Instant::now();
         let mut tx = self.kernel.db.begin_relaxed().await?;
         let rows = table::publish_due(&mut tx, i64::from(self.kernel.tuning.outbox_batch)).await?;
@@ -102,32 +171,45 @@ impl Relay {
         if rows > 0 {
             self.kernel.db.metrics().outbox_publish.observe(started.elapsed().as_secs_f64());
         }
-        Ok(rows)
+        Ok(usize::try_from(rows).unwrap_or(usize::MAX))
     }
 
     /// A broker's road: claim, publish, settle.
-    async fn publish(&self, broker: &Transport) -> sqlx::Result<i64> {
-        let started = Instant::now();
-        let claimed_by = mint_id();
+    async fn publish_due(&self) -> sqlx::Result<usize> {
+        let claim = Claim { by: mint_id(), lease: self.kernel.tuning.outbox_lease };
         let mut tx = self.kernel.db.begin_relaxed().await?;
-        let (limit, now) = (i64::from(self.kernel.tuning.outbox_batch), tx.now());
-        let claimed = outbox::claim_many(&mut tx, claimed_by, limit, self.kernel.tuning.outbox_lease, now).await?;
+        let now = tx.now();
+        let claimed = outbox::claim_many(&mut tx, claim, i64::from(self.kernel.tuning.outbox_batch), now).await?;
         tx.commit().await?;
+        self.publish(claim.by, &claimed, now).await
+    }
+
+    /// What came in memory is claimed already.
+    async fn publish_handed(&self, hatch: &mut Hatch<Claimed>) -> sqlx::Result<usize> {
+        let claimed = hatch.take(self.batch(), self.batch());
+        self.publish(self.kernel.db.hatches().token(), &claimed, self.kernel.db.clock().now()).await
+    }
+
+    async fn publish(&self, claimed_by: Uuid, claimed: &[Claimed], taken_at: Timestamp) -> sqlx::Result<usize> {
         if claimed.is_empty() {
             return Ok(0);
         }
-        let verdicts = broker.publish(&claimed).await;
+        let started = Instant::now();
+        let verdicts = self.kernel.transport.publish(claimed).await;
         self.kernel.db.metrics().outbox_publish.observe(started.elapsed().as_secs_f64());
         self.kernel.faults.reach("relay.before_mark", NAME);
         let settlements: Vec<Settlement> =
             claimed.iter().zip(verdicts).map(|(row, verdict)| self.settlement(row, verdict)).collect();
+        self.settle(claimed_by, &settlements, taken_at).await?;
+        // Rows the broker said nothing about count as none taken, so that a broker that is away is not hammered.
+        Ok(settlements.iter().filter(|settlement| !matches!(settlement, Settlement::Released(_))).count())
+    }
+
+    async fn settle(&self, claimed_by: Uuid, settlements: &[Settlement], taken_at: Timestamp) -> sqlx::Result<()> {
         let mut tx = self.kernel.db.begin_relaxed().await?;
         let now = tx.now();
-        outbox::settle_many(&mut tx, claimed_by, &settlements, now).await?;
-        tx.commit().await?;
-        // Rows the broker said nothing about count as none taken, so that a broker that is away is not hammered.
-        let answered = settlements.iter().filter(|settlement| !matches!(settlement, Settlement::Released(_)));
-        Ok(i64::try_from(answered.count()).unwrap_or(i64::MAX))
+        outbox::settle_many(&mut tx, claimed_by, settlements, taken_at, now).await?;
+        tx.commit().await
     }
 
     fn failed(&self, reason: &'static str) {

@@ -1,12 +1,19 @@
-//! Messages that go from hand to hand on the table queue: what the memory saves, and that it promises nothing.
+//! Messages that go from hand to hand, to a consumer of the table queue or to the relay of a broker: what the memory
+//! saves, and that it promises nothing.
 
 use std::time::Duration;
 
-use stockade::messaging::outbox;
+use stockade::clock::mint_id;
+use stockade::messaging::outbox::{self, Claim, Claimed};
+use stockade::messaging::relay::{self, Relay};
+use stockade::messaging::transport::memory::Chaos;
 use stockade::messaging::transport::{Delivery, Subscription, Tag};
+use stockade::messaging::{Kernel, Tuning, pause};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 
-use crate::support::kernel::{LEASE, Rig, many, told};
-use crate::support::{DEADLINE, TestDb, each_database};
+use crate::support::kernel::{AGES, LEASE, Rig, many, told};
+use crate::support::{DEADLINE, TestDb, each_database, eventually};
 
 /// A subscription with its hatch open, whose reader takes `batch` at a time.
 async fn open(rig: &Rig, batch: usize) -> Subscription {
@@ -124,7 +131,152 @@ async fn a_full_hatch_keeps_nobody_else_waiting(db: TestDb) {
     }
 }
 
+/// A running relay that looks into the table only when it is rung for.
+struct Running {
+    stop: CancellationToken,
+    task: JoinSet<()>,
+}
+
+impl Running {
+    async fn start(rig: &Rig) -> Self {
+        let tuning = Tuning { outbox_poll: AGES, ..rig.kernel.tuning.clone() };
+        let relay = Relay::new(Kernel { tuning, ..rig.kernel.clone() });
+        let stop = CancellationToken::new();
+        let mut running = Self { stop, task: JoinSet::new() };
+        running.task.spawn(relay.run(running.stop.clone()));
+        eventually("an open hatch", async || (!rig.db.hatches().outbox.with_room().is_empty()).then_some(())).await;
+        running
+    }
+
+    async fn stop(self) {
+        self.stop.cancel();
+        tokio::time::timeout(DEADLINE, self.task.join_all()).await.expect("it stops");
+    }
+}
+
+/// What a relay elsewhere finds.
+async fn claim(rig: &Rig) -> Vec<Claimed> {
+    let mut tx = rig.db.begin().await.unwrap();
+    let now = tx.now();
+    let found = outbox::claim_many(&mut tx, Claim { by: mint_id(), lease: LEASE }, 100, now).await.unwrap();
+    tx.commit().await.unwrap();
+    found
+}
+
+async fn until_published(rig: &Rig, count: i64) {
+    eventually("all to be published", async || {
+        let published = "SELECT count(*) FROM messaging_outbox WHERE status = 'published' AND claimed_by IS NULL
+             AND claimed_at >= created_at AND published_at >= claimed_at";
+        (rig.number(published).await == count).then_some(())
+    })
+    .await;
+}
+
+async fn what_the_relay_is_handed_is_what_the_row_holds(db: TestDb) {
+    let (rig, _) = Rig::in_memory(&db, 1, Chaos::default()).await;
+    let mut hatch = rig.db.hatches().outbox.open(relay::NAME, LEASE);
+    hatch.take(1, 0);
+    rig.tell(&many("note", 3)).await;
+    rig.tell(&many("note", 1)).await;
+    let handed = hatch.take(1, 10);
+    assert_eq!(handed.len(), 3);
+    assert_eq!(claim(&rig).await.len(), 1, "born in the relay's hands, but for what found no room");
+    rig.advance(LEASE + Duration::from_secs(1)).await;
+    let mut found = claim(&rig).await;
+    found.retain(|row| handed.iter().any(|ours| ours.id == row.id));
+    found.sort_by_key(|row| row.id);
+    assert_eq!(handed, found);
+}
+
+async fn the_relay_publishes_what_it_is_handed(db: TestDb) {
+    let (rig, _) = Rig::in_memory(&db, 1, Chaos::default()).await;
+    let relay = Running::start(&rig).await;
+    rig.tell(&many("note", 3)).await;
+    until_published(&rig, 3).await;
+    assert_eq!(rig.depth(&rig.queue).await.ready, 3, "each once");
+    let late = outbox::Entry::again(&told("note"), "late", &rig.queue, Duration::from_secs(5));
+    let mut tx = rig.db.begin().await.unwrap();
+    outbox::append_many(&mut tx, &[late]).await.unwrap();
+    tx.commit().await.unwrap();
+    assert_eq!(
+        rig.number("SELECT count(*) FROM messaging_outbox WHERE claimed_by IS NOT NULL").await,
+        0,
+        "not yet due"
+    );
+    relay.stop().await;
+}
+
+async fn what_the_broker_says_nothing_about_is_sent_again(db: TestDb) {
+    let (rig, broker) = Rig::in_memory(&db, 1, Chaos { lose_confirm: 1.0, ..Chaos::default() }).await;
+    let relay = Running::start(&rig).await;
+    let event = told("note");
+    rig.tell(std::slice::from_ref(&event)).await;
+    eventually("a first attempt", async || (rig.depth(&rig.queue).await.ready > 0).then_some(())).await;
+    broker.heal();
+    rig.db.wakes().ring(outbox::BELL);
+    until_published(&rig, 1).await;
+    relay.stop().await;
+}
+
+async fn a_relay_that_rests_gives_back_what_it_was_handed(db: TestDb) {
+    let (rig, _) = Rig::in_memory(&db, 1, Chaos::default()).await;
+    let relay = Running::start(&rig).await;
+    let mut tx = rig.db.begin().await.unwrap();
+    pause::set(&mut tx, relay::NAME, true).await.unwrap();
+    tx.commit().await.unwrap();
+    // It hears of the pause, and closes, while a transaction counts on it.
+    let mut tx = rig.db.begin().await.unwrap();
+    outbox::append_events(&mut tx, &many("note", 3)).await.unwrap();
+    rig.kernel.pauses.reread().await;
+    tx.commit().await.unwrap();
+    eventually("what was handed over to be free", async || {
+        let free = "SELECT count(*) FROM messaging_outbox WHERE status = 'pending' AND claimed_by IS NULL";
+        (rig.number(free).await == 3).then_some(())
+    })
+    .await;
+    assert_eq!(claim(&rig).await.len(), 3, "and due at once");
+    rig.tell(&many("note", 2)).await;
+    assert_eq!(claim(&rig).await.len(), 2, "its hatch is closed");
+    relay.stop().await;
+}
+
+async fn a_relay_that_stops_sends_what_it_was_handed(db: TestDb) {
+    let (rig, _) = Rig::in_memory(&db, 1, Chaos::default()).await;
+    let relay = Running::start(&rig).await;
+    let mut tx = rig.db.begin().await.unwrap();
+    outbox::append_events(&mut tx, &many("note", 3)).await.unwrap();
+    let commit = async {
+        tokio::task::yield_now().await;
+        tx.commit().await.unwrap();
+    };
+    tokio::join!(relay.stop(), commit);
+    until_published(&rig, 3).await;
+}
+
+async fn what_a_dead_relay_was_handed_waits_for_its_lease_or_its_successor(db: TestDb) {
+    let (rig, _) = Rig::in_memory(&db, 1, Chaos::default()).await;
+    let mut dead = rig.db.hatches().outbox.open(relay::NAME, LEASE);
+    dead.take(10, 0);
+    rig.tell(&many("note", 3)).await;
+    drop(dead);
+    assert_eq!(claim(&rig).await.len(), 0);
+    let relay = Running::start(&rig).await;
+    if rig.is_postgres() {
+        // It may be another instance's that is alive.
+        rig.advance(LEASE + Duration::from_secs(1)).await;
+        rig.db.wakes().ring(outbox::BELL);
+    }
+    until_published(&rig, 3).await;
+    relay.stop().await;
+}
+
 each_database!(
+    a_relay_that_rests_gives_back_what_it_was_handed,
+    a_relay_that_stops_sends_what_it_was_handed,
+    the_relay_publishes_what_it_is_handed,
+    what_a_dead_relay_was_handed_waits_for_its_lease_or_its_successor,
+    what_the_broker_says_nothing_about_is_sent_again,
+    what_the_relay_is_handed_is_what_the_row_holds,
     a_full_hatch_keeps_nobody_else_waiting,
     a_reader_that_leaves_gives_back_what_it_has_not_taken,
     a_transaction_that_counts_on_a_hatch_keeps_it_open,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use stockade::clock::{Clock, mint_id};
-use stockade::messaging::outbox::{self, Backlog, Claimed, Entry, OutboxRow, Settlement};
+use stockade::messaging::outbox::{self, Backlog, Claim, Claimed, Entry, OutboxRow, Settlement};
 use stockade::messaging::relay::Relay;
 use stockade::messaging::transport::memory::Chaos;
 use uuid::Uuid;
@@ -315,7 +315,7 @@ async fn a_commit_wakes_the_relay_of_every_instance(db: TestDb) {
 async fn claim(rig: &Rig, by: Uuid, limit: i64) -> Vec<Claimed> {
     let mut tx = rig.db.begin().await.unwrap();
     let now = tx.now();
-    let claimed = outbox::claim_many(&mut tx, by, limit, LEASE, now).await.unwrap();
+    let claimed = outbox::claim_many(&mut tx, Claim { by, lease: LEASE }, limit, now).await.unwrap();
     tx.commit().await.unwrap();
     claimed
 }
@@ -323,7 +323,7 @@ async fn claim(rig: &Rig, by: Uuid, limit: i64) -> Vec<Claimed> {
 async fn settle(rig: &Rig, by: Uuid, settlement: Settlement) {
     let mut tx = rig.db.begin().await.unwrap();
     let now = tx.now();
-    outbox::settle_many(&mut tx, by, &[settlement], now).await.unwrap();
+    outbox::settle_many(&mut tx, by, &[settlement], now, now).await.unwrap();
     tx.commit().await.unwrap();
 }
 

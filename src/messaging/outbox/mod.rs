@@ -17,6 +17,7 @@ use uuid::Uuid;
 use super::event::{Event, routing_key};
 use super::transport::table::{HANDED_OVER, bell_of};
 use crate::clock::{Timestamp, millis, mint_id};
+pub use crate::db::Claimed;
 use crate::db::{Filter, Parcel, Pledge, Tx, dialects, fetch_page};
 use crate::trace::Traceparent;
 
@@ -110,6 +111,27 @@ impl Entry {
             ..Self::from(event)
         }
     }
+
+    /// The row as a relay holds it that was written at `now`.
+    fn claimed(&self, now: Timestamp) -> Claimed {
+        Claimed {
+            id: self.id,
+            event_id: self.event_id,
+            kind: self.kind.as_str().to_owned(),
+            group_id: self.group_id.clone(),
+            subsidiary_id: self.subsidiary_id.clone(),
+            aggregate_type: self.aggregate_type.clone(),
+            aggregate_id: self.aggregate_id.clone(),
+            event_type: self.event_type.clone(),
+            correlation_id: self.correlation_id.clone(),
+            traceparent: self.traceparent.map(|trace| trace.to_string()),
+            headers: self.headers.clone(),
+            body: self.body.clone(),
+            target: self.target.clone(),
+            attempts: 0,
+            created_at: now,
+        }
+    }
 }
 
 /// Headers as a JSON object; what is in them needs no escaping.
@@ -153,24 +175,49 @@ fn count_on_commit(tx: &mut Tx, events: &[Event]) {
     });
 }
 
-/// Adds rows, and has the relay woken when this transaction commits. Where the queues are tables of this database,
-/// rows that are due at once go into them in this same transaction, and there is nothing left for the relay; and where
-/// a queue's consumer runs in this process, it is handed the message itself.
+/// Adds rows, and has the relay woken when this transaction commits. Rows that are due at once go from hand to hand
+/// where they can: on a broker's road to the relay of this process; and where the queues are tables of this database,
+/// into them in this same transaction, so that nothing is left for the relay, and to those consumers that run in this
+/// process.
 pub async fn append_many(tx: &mut Tx, entries: &[Entry]) -> sqlx::Result<()> {
     if entries.is_empty() {
         return Ok(());
     }
     let now = tx.now();
-    if tx.hands_on() && entries.iter().all(|entry| entry.delay.is_zero()) {
-        let pledges = tx.hatches().with_room();
-        let passing = Passing::through(tx.hatches().token(), &pledges);
+    let token = tx.hatches().token();
+    let are_due = entries.iter().all(|entry| entry.delay.is_zero());
+    if are_due && tx.hands_on() {
+        let pledges = tx.hatches().queues.with_room();
+        let passing = Passing::through(token, &pledges);
         let queued = insert_handed_on(tx, entries, &passing, now).await?;
-        pass_on_commit(tx, entries, queued, pledges);
+        pass_to_consumers(tx, entries, queued, pledges);
+    } else if are_due && let Some(pledge) = tx.hatches().outbox.with_room().into_values().next() {
+        insert_many(tx, entries, Some(Claim { by: token, lease: pledge.lease() }), now).await?;
+        pass_to_relay(tx, entries, pledge, now);
     } else {
-        insert_many(tx, entries, now).await?;
+        insert_many(tx, entries, None, now).await?;
         tx.ring_on_commit(BELL);
     }
     Ok(())
+}
+
+/// A relay's hold on rows.
+#[derive(Debug, Clone, Copy)]
+pub struct Claim {
+    pub by: Uuid,
+    pub lease: Duration,
+}
+
+/// Once the transaction has been committed, hands the relay what was written as claimed by it.
+fn pass_to_relay(tx: &mut Tx, entries: &[Entry], pledge: Pledge<Claimed>, now: Timestamp) {
+    let leased_at = Instant::now();
+    let claimed: Vec<Claimed> = entries.iter().map(|entry| entry.claimed(now)).collect();
+    tx.ring_on_commit(HANDED_OVER);
+    tx.after_commit(move || {
+        for row in claimed {
+            pledge.pass(row, leased_at);
+        }
+    });
 }
 
 /// The queues whose rows are leased to this process as they are written.
@@ -181,7 +228,7 @@ pub struct Passing<'a> {
 }
 
 impl<'a> Passing<'a> {
-    fn through(token: Uuid, pledges: &'a HashMap<String, Pledge>) -> Self {
+    fn through(token: Uuid, pledges: &'a HashMap<String, Pledge<Parcel>>) -> Self {
         let lease = pledges.values().map(Pledge::lease).min().unwrap_or_default();
         Self { token, lease, queues: pledges.keys().map(String::as_str).collect() }
     }
@@ -195,7 +242,8 @@ pub struct Queued {
 }
 
 /// Once the transaction has been committed, hands each message to its consumer, or has the queue looked at.
-fn pass_on_commit(tx: &mut Tx, entries: &[Entry], queued: Vec<Queued>, pledges: HashMap<String, Pledge>) {
+fn pass_to_consumers(tx: &mut Tx, entries: &[Entry], queued: Vec<Queued>, pledges: HashMap<String, Pledge<Parcel>>) {
+    let leased_at = Instant::now();
     let mut passed = Vec::new();
     for row in queued {
         let entry = &entries[row.entry];
@@ -208,7 +256,6 @@ fn pass_on_commit(tx: &mut Tx, entries: &[Entry], queued: Vec<Queued>, pledges: 
                     correlation_id: entry.correlation_id.clone(),
                     headers: entry.headers.clone(),
                     body: entry.body.clone(),
-                    passed_at: Instant::now(),
                 };
                 passed.push((pledge.clone(), parcel));
                 tx.ring_on_commit(HANDED_OVER);
@@ -220,7 +267,7 @@ fn pass_on_commit(tx: &mut Tx, entries: &[Entry], queued: Vec<Queued>, pledges: 
     tx.after_commit(move || {
         drop(pledges);
         for (pledge, parcel) in passed {
-            pledge.pass(parcel);
+            pledge.pass(parcel, leased_at);
         }
     });
 }
@@ -282,26 +329,6 @@ pub async fn list_unmet(
     Ok(rows.into_iter().map(entry).collect())
 }
 
-/// A row that a relay has claimed to publish over a broker.
-#[derive(Debug, Clone)]
-pub struct Claimed {
-    pub id: Uuid,
-    pub event_id: Uuid,
-    pub kind: String,
-    pub group_id: String,
-    pub subsidiary_id: Option<String>,
-    pub aggregate_type: String,
-    pub aggregate_id: String,
-    pub event_type: String,
-    pub correlation_id: String,
-    pub traceparent: Option<String>,
-    pub headers: String,
-    pub body: Vec<u8>,
-    pub target: String,
-    pub attempts: i32,
-    pub created_at: Timestamp,
-}
-
 impl Claimed {
     pub fn routing_key(&self) -> String {
         routing_key(&self.aggregate_type, &self.event_type)
@@ -328,13 +355,17 @@ pub enum Settlement {
 }
 
 dialects! {
-    async fn insert_many(entries: &[Entry], now: Timestamp) -> ();
+    /// Inserts rows that wait for a relay, or that one holds from the start.
+    async fn insert_many(entries: &[Entry], claim: Option<Claim>, now: Timestamp) -> ();
     /// Inserts rows that go into the queues of this database at once; returns what is in the queues now.
     async fn insert_handed_on(entries: &[Entry], passing: &Passing<'_>, now: Timestamp) -> Vec<Queued>;
-    /// Claims up to `limit` due rows for `claimed_by`, oldest due first; others skip them until the lease ends.
-    pub async fn claim_many(claimed_by: Uuid, limit: i64, lease: Duration, now: Timestamp) -> Vec<Claimed>;
-    /// Settles rows still claimed by `claimed_by`; a row that another relay has taken over is left to it.
-    pub async fn settle_many(claimed_by: Uuid, settlements: &[Settlement], now: Timestamp) -> ();
+    /// Claims up to `limit` due rows, oldest due first; others skip them until the lease ends.
+    pub async fn claim_many(claim: Claim, limit: i64, now: Timestamp) -> Vec<Claimed>;
+    /// Settles rows still claimed by `claimed_by`, which it took up at `taken_at`; a row that another relay has taken
+    /// over is left to it.
+    pub async fn settle_many(claimed_by: Uuid, settlements: &[Settlement], taken_at: Timestamp, now: Timestamp) -> ();
+    /// Makes due what a relay left claimed that was alone on this database, as only one can be on SQLite.
+    pub async fn free_leftovers(now: Timestamp) -> ();
     /// How many rows wait to go out, and since when the oldest that is due has been waiting.
     pub async fn backlog(now: Timestamp) -> Backlog;
 }

@@ -1,17 +1,21 @@
 //! Postgres: due times and leases are the database's own clock, so instances with skewed clocks agree.
 
 use std::collections::HashMap;
-use std::time::Duration;
 
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, Database, PgConnection, Postgres, Row};
 use uuid::Uuid;
 
-use super::{Backlog, Claimed, Entry, Passing, Queued, Settled, Settlement};
+use super::{Backlog, Claim, Claimed, Entry, Passing, Queued, Settled, Settlement};
 use crate::clock::{Timestamp, millis};
 
-pub async fn insert_many(c: &mut PgConnection, entries: &[Entry], now: Timestamp) -> sqlx::Result<()> {
-    bind_entries(sqlx::query(INSERT), entries, now).bind("pending").execute(c).await.map(drop)
+pub async fn insert_many(
+    c: &mut PgConnection,
+    entries: &[Entry],
+    claim: Option<Claim>,
+    now: Timestamp,
+) -> sqlx::Result<()> {
+    bind_entries(sqlx::query(INSERT), entries, "pending", claim, now).execute(c).await.map(drop)
 }
 
 pub async fn insert_handed_on(
@@ -24,9 +28,9 @@ pub async fn insert_handed_on(
         "WITH written AS ({INSERT} RETURNING id, kind, aggregate_type || '.' || event_type AS routing_key, target),
          queued AS (
              INSERT INTO messaging_queue (queue, outbox_ref, enqueued_at, lock_token, lease_until, deliveries)
-             SELECT queue, id, $14, CASE WHEN passed THEN $18::uuid END,
-                 CASE WHEN passed THEN now() + $19 * interval '1 ms' END, CASE WHEN passed THEN 1 ELSE 0 END
-             FROM (SELECT q.queue, w.id, w.target = '' AND w.kind = 'event' AND q.queue = ANY($20) AS passed
+             SELECT queue, id, $14, CASE WHEN passed THEN $20::uuid END,
+                 CASE WHEN passed THEN now() + $21 * interval '1 ms' END, CASE WHEN passed THEN 1 ELSE 0 END
+             FROM (SELECT q.queue, w.id, w.target = '' AND w.kind = 'event' AND q.queue = ANY($22) AS passed
                  FROM written w CROSS JOIN LATERAL (
                      SELECT b.queue FROM messaging_bindings b WHERE w.target = '' AND b.routing_key = w.routing_key
                      UNION ALL SELECT w.target WHERE w.target <> '') q
@@ -34,8 +38,7 @@ pub async fn insert_handed_on(
              RETURNING id, queue, outbox_ref)
          SELECT id, queue, outbox_ref FROM queued"
     ));
-    let rows = bind_entries(sqlx::query(insert), entries, now)
-        .bind("published")
+    let rows = bind_entries(sqlx::query(insert), entries, "published", None, now)
         .bind(passing.token)
         .bind(millis(passing.lease))
         .bind(&passing.queues)
@@ -50,14 +53,14 @@ pub async fn insert_handed_on(
         .collect()
 }
 
-/// Takes the entries' columns, the moment, and the status.
+/// Takes the entries' columns, the moment, the status, and the claim they are born with.
 const INSERT: &str =
     "INSERT INTO messaging_outbox (id, event_id, kind, group_id, subsidiary_id, aggregate_type, aggregate_id,
          event_type, body, headers, status, available_at, created_at, correlation_id, causation_id, target, traceparent,
-         published_at)
+         published_at, claimed_by)
      SELECT id, event_id, kind, group_id, subsidiary_id, aggregate_type, aggregate_id, event_type, body,
-         headers, $17::text, now() + delay_ms * interval '1 ms', $14, correlation_id, causation_id, target, traceparent,
-         CASE $17::text WHEN 'published' THEN $14::timestamptz END
+         headers, $17::text, now() + (delay_ms + $19) * interval '1 ms', $14, correlation_id, causation_id, target, traceparent,
+         CASE $17::text WHEN 'published' THEN $14::timestamptz END, $18::uuid
      FROM UNNEST($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[],
          $8::text[], $9::bytea[], $10::text[], $11::bigint[], $12::text[], $13::uuid[], $15::text[], $16::text[])
          AS row(id, event_id, kind, group_id, subsidiary_id, aggregate_type, aggregate_id, event_type, body,
@@ -65,7 +68,13 @@ const INSERT: &str =
 
 type PgQuery<'q> = Query<'q, Postgres, <Postgres as Database>::Arguments>;
 
-fn bind_entries<'q>(query: PgQuery<'q>, entries: &[Entry], now: Timestamp) -> PgQuery<'q> {
+fn bind_entries<'q>(
+    query: PgQuery<'q>,
+    entries: &[Entry],
+    status: &'static str,
+    claim: Option<Claim>,
+    now: Timestamp,
+) -> PgQuery<'q> {
     let text = |of: fn(&Entry) -> &str| entries.iter().map(of).collect::<Vec<&str>>();
     query
         .bind(entries.iter().map(|entry| entry.id).collect::<Vec<_>>())
@@ -84,15 +93,12 @@ fn bind_entries<'q>(query: PgQuery<'q>, entries: &[Entry], now: Timestamp) -> Pg
         .bind(now)
         .bind(text(|entry| &entry.target))
         .bind(entries.iter().map(|entry| entry.traceparent.map(|trace| trace.to_string())).collect::<Vec<_>>())
+        .bind(status)
+        .bind(claim.map(|claim| claim.by))
+        .bind(claim.map_or(0, |claim| millis(claim.lease)))
 }
 
-pub async fn claim_many(
-    c: &mut PgConnection,
-    claimed_by: Uuid,
-    limit: i64,
-    lease: Duration,
-    now: Timestamp,
-) -> sqlx::Result<Vec<Claimed>> {
+pub async fn claim_many(c: &mut PgConnection, claim: Claim, limit: i64, now: Timestamp) -> sqlx::Result<Vec<Claimed>> {
     let rows = sqlx::query(
         "WITH due AS MATERIALIZED (
              SELECT id FROM messaging_outbox
@@ -103,9 +109,9 @@ pub async fn claim_many(
          RETURNING o.id, o.event_id, o.kind, o.group_id, o.subsidiary_id, o.aggregate_type, o.aggregate_id,
              o.event_type, o.correlation_id, o.traceparent, o.headers, o.body, o.target, o.attempts, o.created_at",
     )
-    .bind(claimed_by)
+    .bind(claim.by)
     .bind(limit)
-    .bind(millis(lease))
+    .bind(millis(claim.lease))
     .bind(now)
     .fetch_all(c)
     .await?;
@@ -123,7 +129,7 @@ pub async fn claim_many(
                 correlation_id: row.try_get(8)?,
                 traceparent: row.try_get(9)?,
                 headers: row.try_get(10)?,
-                body: row.try_get(11)?,
+                body: row.try_get::<Vec<u8>, _>(11)?.into(),
                 target: row.try_get(12)?,
                 attempts: row.try_get(13)?,
                 created_at: row.try_get(14)?,
@@ -136,17 +142,20 @@ pub async fn settle_many(
     c: &mut PgConnection,
     claimed_by: Uuid,
     settlements: &[Settlement],
+    taken_at: Timestamp,
     now: Timestamp,
 ) -> sqlx::Result<()> {
     let settled = Settled::sort(settlements);
     if !settled.published.is_empty() {
         sqlx::query(
-            "UPDATE messaging_outbox SET status = 'published', published_at = $3, claimed_by = NULL, last_error = NULL
+            "UPDATE messaging_outbox SET status = 'published', published_at = $3, claimed_by = NULL, last_error = NULL,
+                 claimed_at = $4
              WHERE id = ANY($2) AND claimed_by = $1",
         )
         .bind(claimed_by)
         .bind(settled.published)
         .bind(now)
+        .bind(taken_at)
         .execute(&mut *c)
         .await?;
     }
@@ -175,6 +184,11 @@ pub async fn settle_many(
         .execute(c)
         .await?;
     }
+    Ok(())
+}
+
+/// A claim may be another instance's.
+pub async fn free_leftovers(_: &mut PgConnection, _now: Timestamp) -> sqlx::Result<()> {
     Ok(())
 }
 

@@ -4,16 +4,22 @@
 use std::sync::LazyLock;
 use std::time::Duration;
 
+use bytes::Bytes;
 use sqlx::query::Query;
 use sqlx::types::Json;
 use sqlx::{AssertSqlSafe, Database, Row, Sqlite, SqliteConnection};
 use uuid::Uuid;
 
-use super::{Backlog, Claimed, Entry, Passing, Queued, Settled, Settlement};
+use super::{Backlog, Claim, Claimed, Entry, Passing, Queued, Settled, Settlement};
 use crate::clock::Timestamp;
 
-pub async fn insert_many(c: &mut SqliteConnection, entries: &[Entry], now: Timestamp) -> sqlx::Result<()> {
-    bind_entries(sqlx::query(INSERT), entries, now, "pending").execute(c).await.map(drop)
+pub async fn insert_many(
+    c: &mut SqliteConnection,
+    entries: &[Entry],
+    claim: Option<Claim>,
+    now: Timestamp,
+) -> sqlx::Result<()> {
+    bind_entries(sqlx::query(INSERT), entries, "pending", claim, now).execute(c).await.map(drop)
 }
 
 pub async fn insert_handed_on(
@@ -28,9 +34,9 @@ pub async fn insert_handed_on(
         format!(
             "{INSERT};
              INSERT INTO messaging_queue (queue, outbox_ref, enqueued_at, lock_token, lease_until, deliveries)
-             SELECT queue, seq, $3, iif(passed, $5, NULL), iif(passed, $6, NULL), passed
+             SELECT queue, seq, $3, iif(passed, $6, NULL), iif(passed, $7, NULL), passed
              FROM (SELECT CASE o.target WHEN '' THEN b.queue ELSE o.target END AS queue, o.seq,
-                     o.target = '' AND o.kind = 'event' AND b.queue IN (SELECT value FROM json_each($7)) AS passed
+                     o.target = '' AND o.kind = 'event' AND b.queue IN (SELECT value FROM json_each($8)) AS passed
                  FROM messaging_outbox o LEFT JOIN messaging_bindings b
                      ON o.target = '' AND b.routing_key = o.aggregate_type || '.' || o.event_type
                  WHERE o.seq > (SELECT last_insert_rowid() - changes()) AND (o.target <> '' OR b.queue IS NOT NULL));
@@ -40,7 +46,7 @@ pub async fn insert_handed_on(
         )
     });
     let query = sqlx::query(AssertSqlSafe(INSERT_AND_ENQUEUE.as_str()));
-    let answered = bind_entries(query, entries, now, "published")
+    let answered = bind_entries(query, entries, "published", None, now)
         .bind(passing.token)
         .bind(now.plus(passing.lease))
         .bind(Json(&passing.queues))
@@ -64,11 +70,11 @@ const INSERT: &str =
     // COALESCE: substr of a blob without bytes is NULL, and an empty body is a body
     "INSERT INTO messaging_outbox (id, event_id, kind, group_id, subsidiary_id, aggregate_type, aggregate_id,
          event_type, body, headers, status, available_at, created_at, correlation_id, causation_id, target,
-         traceparent, published_at)
+         traceparent, published_at, claimed_by)
      SELECT unhex(value ->> 0), unhex(value ->> 1), value ->> 2, value ->> 3, value ->> 4, value ->> 5,
          value ->> 6, value ->> 7, COALESCE(substr($2, value ->> '$[8][0]', value ->> '$[8][1]'), x''),
          value ->> 9, $4, value ->> 10, $3, value ->> 11, unhex(value ->> 12), value ->> 13, value ->> 14,
-         CASE $4 WHEN 'published' THEN $3 END
+         CASE $4 WHEN 'published' THEN $3 END, $5
      FROM jsonb_each($1)";
 
 type SqliteQuery<'q> = Query<'q, Sqlite, <Sqlite as Database>::Arguments>;
@@ -76,9 +82,11 @@ type SqliteQuery<'q> = Query<'q, Sqlite, <Sqlite as Database>::Arguments>;
 fn bind_entries<'q>(
     query: SqliteQuery<'q>,
     entries: &[Entry],
-    now: Timestamp,
     status: &'static str,
+    claim: Option<Claim>,
+    now: Timestamp,
 ) -> SqliteQuery<'q> {
+    let due = now.plus(claim.map_or(Duration::ZERO, |claim| claim.lease));
     let mut bodies = Vec::with_capacity(entries.iter().map(|entry| entry.body.len()).sum());
     let rows: Vec<_> = entries
         .iter()
@@ -96,7 +104,7 @@ fn bind_entries<'q>(
                 &entry.event_type,
                 (start, entry.body.len()),
                 &entry.headers,
-                now.plus(entry.delay).millis(),
+                due.plus(entry.delay).millis(),
                 &entry.correlation_id,
                 entry.causation_id.map(Uuid::simple),
                 &entry.target,
@@ -104,14 +112,13 @@ fn bind_entries<'q>(
             )
         })
         .collect();
-    query.bind(Json(rows)).bind(bodies).bind(now).bind(status)
+    query.bind(Json(rows)).bind(bodies).bind(now).bind(status).bind(claim.map(|claim| claim.by))
 }
 
 pub async fn claim_many(
     c: &mut SqliteConnection,
-    claimed_by: Uuid,
+    claim: Claim,
     limit: i64,
-    lease: Duration,
     now: Timestamp,
 ) -> sqlx::Result<Vec<Claimed>> {
     // All in one row, the bodies end to end: each row that crosses from SQLite's thread costs two context switches.
@@ -133,9 +140,9 @@ pub async fn claim_many(
             "UPDATE messaging_outbox SET claimed_by = $1, claimed_at = $4, available_at = $3
              WHERE seq IN (SELECT value FROM json_each($2))",
         )
-        .bind(claimed_by)
+        .bind(claim.by)
         .bind(Json(due))
-        .bind(now.plus(lease))
+        .bind(now.plus(claim.lease))
         .bind(now)
         .execute(c)
         .await?;
@@ -186,7 +193,7 @@ fn read_claimed(json: &str, mut bodies: &[u8]) -> sqlx::Result<(Vec<i64>, Vec<Cl
             correlation_id: row.9,
             traceparent: row.10,
             headers: row.11,
-            body: body.to_vec(),
+            body: Bytes::copy_from_slice(body),
             target: row.13,
             attempts: row.14,
             created_at: Timestamp::from_millis(row.15),
@@ -199,18 +206,21 @@ pub async fn settle_many(
     c: &mut SqliteConnection,
     claimed_by: Uuid,
     settlements: &[Settlement],
+    taken_at: Timestamp,
     now: Timestamp,
 ) -> sqlx::Result<()> {
     let settled = Settled::sort(settlements);
     let hex = |ids: &[Uuid]| Json(ids.iter().map(|id| id.simple()).collect::<Vec<_>>());
     if !settled.published.is_empty() {
         sqlx::query(
-            "UPDATE messaging_outbox SET status = 'published', published_at = $3, claimed_by = NULL, last_error = NULL
+            "UPDATE messaging_outbox SET status = 'published', published_at = $3, claimed_by = NULL, last_error = NULL,
+                 claimed_at = $4
              WHERE id IN (SELECT unhex(value) FROM json_each($2)) AND claimed_by = $1",
         )
         .bind(claimed_by)
         .bind(hex(&settled.published))
         .bind(now)
+        .bind(taken_at)
         .execute(&mut *c)
         .await?;
     }
@@ -247,6 +257,17 @@ pub async fn settle_many(
         .await?;
     }
     Ok(())
+}
+
+pub async fn free_leftovers(c: &mut SqliteConnection, now: Timestamp) -> sqlx::Result<()> {
+    sqlx::query(
+        "UPDATE messaging_outbox SET available_at = $1, claimed_by = NULL
+         WHERE status IN ('pending', 'failed') AND claimed_by IS NOT NULL",
+    )
+    .bind(now)
+    .execute(c)
+    .await
+    .map(drop)
 }
 
 pub async fn backlog(c: &mut SqliteConnection, now: Timestamp) -> sqlx::Result<Backlog> {

@@ -142,7 +142,7 @@ impl MemoryBroker {
                     routing_key: claimed.routing_key(),
                     correlation_id: Some(claimed.correlation_id.clone()),
                     headers,
-                    body: Bytes::copy_from_slice(&claimed.body),
+                    body: claimed.body.clone(),
                     deliveries: 0,
                     x_death: Value::Null,
                     enqueued_at: now,

@@ -216,7 +216,7 @@ mod tests {
             correlation_id: "c".to_owned(),
             traceparent: Some("00-aa-bb-01".to_owned()),
             headers: headers.to_string(),
-            body: b"{}".to_vec(),
+            body: b"{}"[..].into(),
             target: String::new(),
             attempts: 0,
             created_at: Timestamp::from_millis(1_800_000_000_999),

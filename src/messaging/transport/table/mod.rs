@@ -41,8 +41,6 @@ const LOOK_FROM_START_EVERY: Duration = Duration::from_secs(1);
 /// How long acknowledged rows may wait to be deleted by a look into the queue, and how many.
 const OWED_FOR_MAX: Duration = Duration::from_millis(50);
 const OWED_MAX: usize = 2048;
-/// How long to wait on closing for transactions that count on the hatch.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The bell that rings when messages went from hand to hand, for those who watch: nobody has to look for them.
 pub const HANDED_OVER: &str = "handed over";
@@ -241,7 +239,7 @@ pub struct TableSubscription {
     id: Uuid,
     queue: String,
     bell: Bell,
-    hatch: Option<Hatch>,
+    hatch: Option<Hatch<Parcel>>,
     /// When to look into the queue, should neither the bell nor what is owed call for it sooner.
     look_again_at: Option<Instant>,
     winding_down: bool,
@@ -256,7 +254,7 @@ pub struct TableSubscription {
 
 impl TableSubscription {
     pub fn open_hatch(&mut self) {
-        self.hatch = Some(self.table.db.hatches().open(&self.queue, self.table.lease));
+        self.hatch = Some(self.table.db.hatches().queues.open(&self.queue, self.table.lease));
     }
 
     pub async fn ready(&mut self, poll: Duration) {
@@ -425,7 +423,7 @@ impl TableSubscription {
 
     pub async fn close(mut self) {
         let untaken = match self.hatch.take() {
-            Some(hatch) => hatch.close(CLOSE_PATIENCE).await,
+            Some(hatch) => hatch.close().await.into_iter().map(|parcel| parcel.row).collect(),
             None => Vec::new(),
         };
         let goodbye = async {
