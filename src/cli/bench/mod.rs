@@ -225,7 +225,7 @@ impl Bench {
         workload.stock_up(url).await.context("cannot stock the shelves for the run")?;
         let bar = self.progress_bar(round);
         let before = Usage::now(db, &self.broker_url).await?;
-        let watcher = watch::Watcher::new(db.clone(), run, self.rate.is_some() || self.concurrency == 1);
+        let watcher = watch::Watcher::new(db.clone(), run, self.rate.is_some() || self.concurrency == 1, own_server);
         let (placed, notices) = watch::run(&workload, url, watcher, &bar).await?;
         let after = Usage::now(db, &self.broker_url).await?;
         bar.finish_and_clear();

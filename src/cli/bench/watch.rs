@@ -15,8 +15,10 @@ use super::load::{Fate, Placed, Workload};
 /// How often to look: finely when latency is what is measured, rarely when looking would cost throughput.
 const LOOK_FINELY: Duration = Duration::from_millis(1);
 const LOOK_RARELY: Duration = Duration::from_millis(25);
-/// Notices are minted in the order of their ids but committed by several instances, so each look goes back a bit.
-const OVERLAP: usize = 500;
+/// Notices are minted in the order of their ids but committed by several instances, if it is not our own server alone:
+/// so each look goes back a bit.
+const OVERLAP_OF_ONE: usize = 20;
+const OVERLAP_OF_SEVERAL: usize = 500;
 /// How long without any new notice before the run is called stuck.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -24,6 +26,7 @@ pub struct Watcher {
     db: Db,
     last: Uuid,
     every: Duration,
+    overlap: usize,
     seen: Notices,
 }
 
@@ -77,9 +80,10 @@ pub async fn run(
 
 impl Watcher {
     /// Watches for notices minted after `run` was.
-    pub fn new(db: Db, run: Uuid, finely: bool) -> Self {
+    pub fn new(db: Db, run: Uuid, finely: bool, own_server: bool) -> Self {
         let every = if finely { LOOK_FINELY } else { LOOK_RARELY };
-        Self { db, last: run, every, seen: Notices::default() }
+        let overlap = if own_server { OVERLAP_OF_ONE } else { OVERLAP_OF_SEVERAL };
+        Self { db, last: run, every, overlap, seen: Notices::default() }
     }
 
     /// Notes the notices that have appeared; returns how many.
@@ -117,8 +121,8 @@ impl Watcher {
                 self.seen.last.entry(*order_id).or_insert(now);
             }
         }
-        if rows.len() > OVERLAP {
-            self.last = rows[rows.len() - OVERLAP].0;
+        if rows.len() > self.overlap {
+            self.last = rows[rows.len() - self.overlap].0;
         }
         Ok(self.seen.first.len() + self.seen.last.len() - known)
     }
