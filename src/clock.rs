@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use rusqlite::types::{FromSql, FromSqlResult, ToSql, ToSqlOutput, ValueRef};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 use sqlx::encode::IsNull;
 use sqlx::error::BoxDynError;
 use sqlx::postgres::{PgHasArrayType, PgTypeInfo};
-use sqlx::{Database, Decode, Encode, Postgres, Sqlite, Type};
+use sqlx::{Database, Decode, Encode, Postgres, Type};
 use time::OffsetDateTime;
 use time::format_description::BorrowedFormatItem;
 use time::format_description::well_known::Rfc3339;
@@ -115,25 +116,15 @@ impl<'r> Decode<'r, Postgres> for Timestamp {
     }
 }
 
-impl Type<Sqlite> for Timestamp {
-    fn type_info() -> <Sqlite as Database>::TypeInfo {
-        <i64 as Type<Sqlite>>::type_info()
-    }
-
-    fn compatible(ty: &<Sqlite as Database>::TypeInfo) -> bool {
-        <i64 as Type<Sqlite>>::compatible(ty)
+impl ToSql for Timestamp {
+    fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
+        Ok(self.0.into())
     }
 }
 
-impl Encode<'_, Sqlite> for Timestamp {
-    fn encode_by_ref(&self, buf: &mut <Sqlite as Database>::ArgumentBuffer) -> Result<IsNull, BoxDynError> {
-        Encode::<Sqlite>::encode(self.0, buf)
-    }
-}
-
-impl<'r> Decode<'r, Sqlite> for Timestamp {
-    fn decode(value: <Sqlite as Database>::ValueRef<'r>) -> Result<Self, BoxDynError> {
-        <i64 as Decode<Sqlite>>::decode(value).map(Self::from_millis)
+impl FromSql for Timestamp {
+    fn column_result(value: ValueRef<'_>) -> FromSqlResult<Self> {
+        i64::column_result(value).map(Self::from_millis)
     }
 }
 

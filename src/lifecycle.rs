@@ -55,7 +55,7 @@ impl Lifecycle {
     pub fn new() -> std::io::Result<Self> {
         let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
         let workshop = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads((cores / 2).max(1))
+            .worker_threads((cores / 2).max(2))
             .thread_name("stockade-work")
             .enable_all()
             .build()?;

@@ -1,5 +1,6 @@
 //! What a database says about itself, for `stockade doctor`.
 
+use super::sqlite::query_scalar;
 use super::{Conn, Db, migrate};
 use crate::clock::Timestamp;
 
@@ -39,10 +40,10 @@ impl Db {
                 (version, settings.collect(), its_time)
             }
             Conn::Sqlite(c) => {
-                let version: String = sqlx::query_scalar("SELECT sqlite_version()").fetch_one(&mut **c).await?;
-                let journal: String = sqlx::query_scalar("PRAGMA journal_mode").fetch_one(&mut **c).await?;
-                let pages: i64 = sqlx::query_scalar("PRAGMA page_count").fetch_one(&mut **c).await?;
-                let size: i64 = sqlx::query_scalar("PRAGMA page_size").fetch_one(&mut **c).await?;
+                let version: String = query_scalar("SELECT sqlite_version()").fetch_one(c).await?;
+                let journal: String = query_scalar("PRAGMA journal_mode").fetch_one(c).await?;
+                let pages: i64 = query_scalar("PRAGMA page_count").fetch_one(c).await?;
+                let size: i64 = query_scalar("PRAGMA page_size").fetch_one(c).await?;
                 let settings = vec![
                     ("journal_mode", journal, Some("wal")),
                     ("size", format!("{pages} pages of {size} bytes"), None),

@@ -4,9 +4,11 @@
 //! SQLite file has one server, held by its lock file before this runs.
 
 use std::borrow::Cow;
+use std::time::Duration;
 
 use sqlx::migrate::{MigrateError, Migration, MigrationType, Migrator};
-use sqlx::{Connection, SqlSafeStr, SqlStr};
+use sqlx::sqlite::SqliteConnectOptions;
+use sqlx::{ConnectOptions, Connection, SqlSafeStr, SqlStr};
 
 use super::Engine;
 
@@ -40,6 +42,9 @@ const MIGRATIONS: [(i64, &str, &str, &str); 16] = migrations![
     60 "0060_messaging_times",
 ];
 
+/// How long to wait for somebody who reads or writes the file with another program.
+const BUSY_FOR_MAX: Duration = Duration::from_secs(5);
+
 /// How many there are.
 pub(super) fn count() -> usize {
     MIGRATIONS.len()
@@ -49,7 +54,8 @@ pub(super) async fn run(engine: &Engine) -> Result<(), MigrateError> {
     match engine {
         Engine::Postgres(pool) => migrator(|(_, _, postgres, _)| postgres).run(pool).await,
         Engine::Sqlite { writer: Some(writer), .. } => {
-            let mut connection = writer.connect().await?;
+            let connect = SqliteConnectOptions::new().filename(writer.path()).busy_timeout(BUSY_FOR_MAX);
+            let mut connection = connect.disable_statement_logging().connect().await?;
             migrator(|(_, _, _, sqlite)| sqlite).run(&mut connection).await?;
             Ok(connection.close().await?)
         }

@@ -14,9 +14,9 @@ mod hatches;
 mod migrate;
 mod open;
 mod scratch;
+pub mod sqlite;
 mod trouble;
 mod wakes;
-mod writer;
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use anyhow::Context;
-use sqlx::{PgPool, Postgres, Sqlite, SqliteConnection, SqlitePool, Transaction};
+use sqlx::{PgPool, Postgres, Transaction};
 
 pub use describe::About;
 pub(crate) use filter::fetch_page;
@@ -34,9 +34,9 @@ pub use filter::{Filter, Value};
 pub use hatches::{Claimed, Hatch, Hatches, Parcel, Pledge};
 pub use open::Options;
 pub use scratch::ScratchSchema;
+use sqlite::{Durability, Lent, Readers, SqliteConnection, Writer, Writing};
 pub use trouble::Trouble;
 pub use wakes::{Bell, Wakes};
-use writer::{Writer, Writing};
 
 use crate::clock::{Clock, Timestamp};
 use crate::metrics::Metrics;
@@ -61,7 +61,7 @@ enum Engine {
     Sqlite {
         /// `None` when opened for reading only.
         writer: Option<Writer>,
-        readers: SqlitePool,
+        readers: Readers,
         /// Held for as long as the database is open; `None` when opened for reading only.
         _lock: Option<Arc<File>>,
     },
@@ -85,9 +85,9 @@ pub enum Conn {
     Sqlite(SqliteTx),
 }
 
-/// A transaction on a connection of the readers' pool, or on the one that writes.
+/// A transaction on one of the connections that read, or on the one that writes.
 pub enum SqliteTx {
-    Reading(Transaction<'static, Sqlite>),
+    Reading(Lent),
     Writing(Writing),
 }
 
@@ -128,9 +128,7 @@ impl Db {
                 sqlx::query("SELECT pg_advisory_xact_lock($1)").bind(SCHEMA_LOCK).execute(&mut **c).await?;
                 sqlx::raw_sql(sql).execute(&mut **c).await?;
             }
-            Conn::Sqlite(c) => {
-                sqlx::raw_sql(sql).execute(&mut **c).await?;
-            }
+            Conn::Sqlite(c) => c.writing()?.execute_batch(sql).map_err(sqlite::to_sqlx)?,
         }
         tx.commit().await
     }
@@ -157,7 +155,7 @@ impl Db {
         let asked = Instant::now();
         let conn = match &self.engine {
             Engine::Postgres(pool) => Conn::Postgres(pool.begin().await?),
-            Engine::Sqlite { writer, .. } => write(writer, "PRAGMA synchronous = FULL; BEGIN IMMEDIATE").await?,
+            Engine::Sqlite { writer, .. } => write(writer, Durability::Full).await?,
         };
         Ok(self.tx(conn, asked))
     }
@@ -171,7 +169,7 @@ impl Db {
             Engine::Postgres(pool) => {
                 Conn::Postgres(pool.begin_with("BEGIN; SET LOCAL synchronous_commit TO off").await?)
             }
-            Engine::Sqlite { writer, .. } => write(writer, "PRAGMA synchronous = NORMAL; BEGIN IMMEDIATE").await?,
+            Engine::Sqlite { writer, .. } => write(writer, Durability::Relaxed).await?,
         };
         Ok(self.tx(conn, asked))
     }
@@ -250,7 +248,7 @@ impl Db {
         match &self.engine {
             Engine::Postgres(pool) => pool.close().await,
             Engine::Sqlite { writer, readers, .. } => {
-                readers.close().await;
+                readers.close();
                 if let Some(writer) = writer {
                     writer.close().await;
                 }
@@ -264,8 +262,8 @@ impl Tx {
     pub async fn commit(self) -> sqlx::Result<()> {
         let committed = match self.conn {
             Conn::Postgres(tx) => tx.commit().await,
-            Conn::Sqlite(SqliteTx::Writing(tx)) => tx.commit().await,
-            Conn::Sqlite(SqliteTx::Reading(tx)) => tx.commit().await,
+            Conn::Sqlite(SqliteTx::Writing(tx)) => tx.commit(),
+            Conn::Sqlite(SqliteTx::Reading(_)) => Ok(()),
         };
         if let Err(error) = &committed {
             abort_if_the_disk_failed(error);
@@ -325,14 +323,15 @@ fn abort_if_the_disk_failed(error: &sqlx::Error) {
     }
 }
 
-async fn write(writer: &Option<Writer>, begin: &'static str) -> sqlx::Result<Conn> {
+async fn write(writer: &Option<Writer>, durability: Durability) -> sqlx::Result<Conn> {
     match writer {
-        Some(writer) => Ok(Conn::Sqlite(SqliteTx::Writing(writer.begin(begin).await?))),
+        Some(writer) => Ok(Conn::Sqlite(SqliteTx::Writing(writer.begin(durability).await?))),
         None => Err(sqlx::Error::Configuration("the database was opened for reading only".into())),
     }
 }
 
-/// Runs one piece of SQL that reads the same on both databases: `on!(tx, c => sqlx::query("…").execute(c).await)`.
+/// Runs one piece of SQL that reads the same on both databases: `on!(tx, c => sqlx::query("…").execute(c).await)`. It is
+/// compiled twice: `sqlx` in it is sqlx itself for Postgres, and what is spelled like it for SQLite ([`sqlite`]).
 #[macro_export]
 macro_rules! on {
     ($tx:expr, $c:ident => $body:expr) => {
@@ -342,6 +341,7 @@ macro_rules! on {
                 $body
             }
             $crate::db::Conn::Sqlite($c) => {
+                use $crate::db::sqlite as sqlx;
                 let $c = &mut **$c;
                 $body
             }

@@ -11,15 +11,13 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
-use sqlx::{ConnectOptions, Connection, PgPool, SqlitePool};
+use sqlx::{ConnectOptions, Connection, PgPool};
 
 use super::Engine;
-use super::writer::Writer;
+use super::sqlite::{Opening, Readers, Writer};
 
 /// The first SQLite whose WAL cannot be corrupted by two connections resetting it at once.
 const SQLITE_VERSION_MIN: (u32, u32, u32) = (3, 51, 3);
-const SQLITE_READERS: u32 = 4;
 /// For how long a connection to Postgres counts as alive without being asked.
 const POSTGRES_TRUSTED_FOR: Duration = Duration::from_millis(500);
 
@@ -112,49 +110,24 @@ async fn open_postgres(options: &Options) -> anyhow::Result<PgPool> {
 
 async fn open_sqlite(options: &Options, path: &Path) -> anyhow::Result<Engine> {
     let lock = lock_beside(path)?;
-    let connect = SqliteConnectOptions::new()
-        .filename(path)
-        .create_if_missing(true)
-        .journal_mode(SqliteJournalMode::Wal)
-        .synchronous(SqliteSynchronous::Full)
-        .foreign_keys(true)
-        .busy_timeout(options.busy_timeout)
-        .disable_statement_logging()
-        // Only should the task that does it beside the writer fall behind: see `Writer::keep_log_short`.
-        .pragma("wal_autocheckpoint", "32000")
-        // What a statement needs to undo itself stays out of files.
-        .pragma("temp_store", "memory")
-        // Rows cross from SQLite's thread to ours through a buffer; a batch should fit in one go.
-        .row_buffer_size(1024)
-        // 8 MB: what a batch touches. A commit that has split a page looks at all that is in the cache, because SQLite numbers
-        // pages anew by way of one far beyond the end of the file; a larger cache costs more than it saves.
-        .pragma("cache_size", "-8192");
-    let connect = match options.pages_max {
-        0 => connect,
-        pages => connect.pragma("max_page_count", pages.to_string()),
-    };
-    let cannot_open = || format!("cannot open the database file {}", path.display());
-    let mut connection = connect.connect().await.with_context(cannot_open)?;
-    let version: String = sqlx::query_scalar("SELECT sqlite_version()").fetch_one(&mut connection).await?;
-    check_sqlite_version(&version)?;
-    let writer = Some(Writer::new(connection, connect, options.acquire_timeout));
-    Ok(Engine::Sqlite { writer, readers: sqlite_readers(options, path).await?, _lock: Some(Arc::new(lock)) })
+    check_sqlite_version(rusqlite::version())?;
+    let writer = Writer::open(opening(options, path), options.acquire_timeout)
+        .with_context(|| format!("cannot open the database file {}", path.display()))?;
+    Ok(Engine::Sqlite {
+        writer: Some(writer),
+        readers: sqlite_readers(options, path).await?,
+        _lock: Some(Arc::new(lock)),
+    })
 }
 
-async fn sqlite_readers(options: &Options, path: &Path) -> anyhow::Result<SqlitePool> {
-    let connect = SqliteConnectOptions::new()
-        .filename(path)
-        .read_only(true)
-        .busy_timeout(options.busy_timeout)
-        .disable_statement_logging();
-    SqlitePoolOptions::new()
-        .max_connections(SQLITE_READERS)
-        // A question to a file that cannot hang up: it would cost a trip to SQLite's thread for every read.
-        .test_before_acquire(false)
-        .acquire_timeout(options.acquire_timeout)
-        .connect_with(connect)
+async fn sqlite_readers(options: &Options, path: &Path) -> anyhow::Result<Readers> {
+    Readers::open(opening(options, path), options.acquire_timeout)
         .await
         .with_context(|| format!("cannot open the database file {} for reading", path.display()))
+}
+
+fn opening(options: &Options, path: &Path) -> Opening {
+    Opening { path: path.to_owned(), pages_max: options.pages_max, busy_timeout: options.busy_timeout }
 }
 
 /// Keeps a second server off the file: two writers would each believe in their own wake-ups and leases.

@@ -1,13 +1,14 @@
 //! What a database error means for whoever met it.
 
+use super::sqlite::SqliteError;
+
 /// Did the disk fail to sync? Then nothing it said before can be trusted, and trying again would hide it.
 pub(super) fn is_failed_fsync(error: &sqlx::Error) -> bool {
-    const IOERR_FSYNC: [u32; 2] = [10 | 4 << 8, 10 | 5 << 8]; // FSYNC, DIR_FSYNC
+    const IOERR_FSYNC: [i32; 2] = [10 | 4 << 8, 10 | 5 << 8]; // FSYNC, DIR_FSYNC
     error
         .as_database_error()
-        .and_then(|error| error.try_downcast_ref::<sqlx::sqlite::SqliteError>())
-        .and_then(|error| sqlx::error::DatabaseError::code(error)?.parse().ok())
-        .is_some_and(|code: u32| IOERR_FSYNC.contains(&code))
+        .and_then(|error| error.try_downcast_ref::<SqliteError>())
+        .is_some_and(|error| IOERR_FSYNC.contains(&error.extended_code()))
 }
 
 /// What to do about a database error.
@@ -26,13 +27,10 @@ pub enum Trouble {
 impl Trouble {
     pub fn of(error: &sqlx::Error) -> Self {
         match error {
-            sqlx::Error::Database(error) => {
-                let code = error.code().unwrap_or_default();
-                match error.try_downcast_ref::<sqlx::sqlite::SqliteError>() {
-                    Some(_) => Self::of_sqlite(code.parse().unwrap_or_default()),
-                    None => Self::of_postgres(&code),
-                }
-            }
+            sqlx::Error::Database(error) => match error.try_downcast_ref::<SqliteError>() {
+                Some(error) => Self::of_sqlite(error.extended_code()),
+                None => Self::of_postgres(&error.code().unwrap_or_default()),
+            },
             sqlx::Error::Io(_)
             | sqlx::Error::Tls(_)
             | sqlx::Error::PoolTimedOut
@@ -49,7 +47,7 @@ impl Trouble {
     }
 
     /// Extended result codes carry the primary one in their low byte.
-    fn of_sqlite(code: u32) -> Self {
+    fn of_sqlite(code: i32) -> Self {
         match code & 0xff {
             5 | 6 => Self::Busy,                 // BUSY, LOCKED
             8 | 10 | 13 | 14 | 23 => Self::Away, // READONLY, IOERR, FULL, CANTOPEN, AUTH

@@ -1,7 +1,7 @@
 //! A database that has been at work for a while: rows published yesterday, and a snapshot that somebody holds open.
 
 use indicatif::ProgressBar;
-use stockade::db::{Conn, Db, Tx};
+use stockade::db::{Conn, Db, Tx, sqlite};
 use stockade::http::caller::DEFAULT_GROUP;
 
 /// Rows written in one transaction.
@@ -32,7 +32,7 @@ pub async fn publish_yesterday(db: &Db, rows: i64) -> anyhow::Result<()> {
                 .await?;
             }
             Conn::Sqlite(c) => {
-                sqlx::query(
+                sqlite::query(
                     "WITH RECURSIVE n(i) AS (SELECT $2 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < $3),
                      ids(t, id) AS MATERIALIZED (
                          SELECT CAST(unixepoch() AS INTEGER) * 1000 - 86400000 + i,
@@ -47,7 +47,7 @@ pub async fn publish_yesterday(db: &Db, rows: i64) -> anyhow::Result<()> {
                 .bind(DEFAULT_GROUP)
                 .bind(start)
                 .bind(end)
-                .execute(&mut **c)
+                .execute(c)
                 .await?;
             }
         }

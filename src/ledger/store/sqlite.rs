@@ -1,9 +1,9 @@
-use sqlx::SqliteConnection;
 use sqlx::types::Json;
 use uuid::Uuid;
 
 use super::{NewEntry, Paid};
 use crate::clock::Timestamp;
+use crate::db::sqlite::{SqliteConnection, query, query_as};
 
 /// The writer's transaction is the lock.
 pub async fn note_and_lock(
@@ -13,7 +13,7 @@ pub async fn note_and_lock(
 ) -> sqlx::Result<()> {
     let rows: Vec<_> =
         orders.iter().map(|(group_id, order_id, placed)| (group_id, order_id.simple(), placed)).collect();
-    sqlx::query(
+    query(
         // `WHERE true`: without it, ON CONFLICT would parse as a join condition
         "INSERT INTO ledger_orders (group_id, order_id, placed_at)
          SELECT value ->> 0, unhex(value ->> 1), CASE WHEN value ->> 2 THEN $2 END FROM jsonb_each($1) WHERE true
@@ -32,7 +32,7 @@ pub async fn find_orders(
     orders: &[(&str, Uuid)],
 ) -> sqlx::Result<Vec<(String, Uuid, bool, bool)>> {
     let rows: Vec<_> = orders.iter().map(|(group_id, order_id)| (group_id, order_id.simple())).collect();
-    sqlx::query_as(
+    query_as(
         "SELECT o.group_id, o.order_id, o.placed_at IS NOT NULL, o.paid_event_id IS NOT NULL
          FROM jsonb_each($1) AS wanted CROSS JOIN ledger_orders o
              ON o.group_id = wanted.value ->> 0 AND o.order_id = unhex(wanted.value ->> 1)",
@@ -44,7 +44,7 @@ pub async fn find_orders(
 
 pub async fn mark_paid(c: &mut SqliteConnection, paid: &[Paid<'_>]) -> sqlx::Result<()> {
     let rows: Vec<_> = paid.iter().map(|p| (p.group_id, p.order_id.simple(), p.event_id.simple())).collect();
-    sqlx::query(
+    query(
         "UPDATE ledger_orders SET paid_event_id = unhex(p.value ->> 2) FROM jsonb_each($1) AS p
          WHERE group_id = p.value ->> 0 AND order_id = unhex(p.value ->> 1)",
     )
@@ -63,7 +63,7 @@ pub async fn insert_entries(c: &mut SqliteConnection, entries: &[NewEntry<'_>], 
             (entry.group_id, id, order_id, event_id, &side.account, side.amount_minor, entry.currency)
         })
         .collect();
-    sqlx::query(
+    query(
         "INSERT INTO ledger_entries (group_id, id, order_id, event_id, account, amount_minor, currency, created_at)
          SELECT value ->> 0, unhex(value ->> 1), unhex(value ->> 2), unhex(value ->> 3), value ->> 4, value ->> 5,
              value ->> 6, $2

@@ -1,15 +1,14 @@
 //! SQLite: the writer's BEGIN IMMEDIATE is the lock on every row, so nothing needs FOR UPDATE. CROSS JOIN, and a
 //! consumer in every JSON row, keep the planner from walking a consumer's whole inbox for a batch of ids.
 
-use std::collections::HashSet;
 use std::time::Duration;
 
-use sqlx::SqliteConnection;
 use sqlx::types::Json;
 use uuid::Uuid;
 
 use super::{Arrival, Claim, Mark, Met, MetColumns};
 use crate::clock::Timestamp;
+use crate::db::sqlite::{SqliteConnection, query, query_as};
 
 pub async fn insert_new(
     c: &mut SqliteConnection,
@@ -18,41 +17,22 @@ pub async fn insert_new(
     taken_at: Timestamp,
     now: Timestamp,
 ) -> sqlx::Result<Vec<Uuid>> {
-    let mut hashes = Vec::with_capacity(arrivals.len() * 32);
-    let rows: Vec<_> = arrivals
-        .iter()
-        .map(|arrival| {
-            hashes.extend_from_slice(arrival.body_hash);
-            let event = arrival.event;
-            (event.event_id.simple(), arrival.key, &event.aggregate_id, &event.correlation_id, &event.group_id)
-        })
-        .collect();
-    // One trip to SQLite's thread, and those known come back in one row: each trip and each row costs two context
-    // switches. Not fetch_one, which would stop at the row and never insert.
-    let known: Vec<String> = sqlx::query_scalar(
-        // `WHERE true`: without it, ON CONFLICT would parse as a join condition
-        "SELECT json_group_array(lower(hex(i.event_id))) FROM jsonb_each($3) AS a
-         CROSS JOIN messaging_inbox i ON i.consumer = $1 AND i.event_id = unhex(a.value ->> 0);
-         INSERT INTO messaging_inbox (consumer, event_id, state, attempts, started_at, finished_at, event_type,
+    let inserted = c.execute_each(
+        "INSERT INTO messaging_inbox (consumer, event_id, state, attempts, started_at, finished_at, event_type,
              aggregate_id, correlation_id, group_id, body_hash)
-         SELECT $1, unhex(value ->> 0), 'processed', 1, $5, $2, value ->> 1, value ->> 2, value ->> 3, value ->> 4,
-             substr($4, key * 32 + 1, 32)
-         FROM jsonb_each($3) WHERE true ON CONFLICT DO NOTHING",
-    )
-    .bind(consumer)
-    .bind(now)
-    .bind(Json(rows))
-    .bind(hashes)
-    .bind(taken_at)
-    .fetch_all(c)
-    .await?;
-    let known = known.first().ok_or(sqlx::Error::RowNotFound)?;
-    let known: HashSet<Uuid> = serde_json::from_str(known).map_err(|error| sqlx::Error::Decode(error.into()))?;
-    Ok(arrivals.iter().map(|arrival| arrival.event.event_id).filter(|id| !known.contains(id)).collect())
+         VALUES (?1, ?2, 'processed', 1, ?3, ?4, ?5, ?6, ?7, ?8, ?9) ON CONFLICT DO NOTHING",
+        arrivals.iter().map(|arrival| {
+            let event = arrival.event;
+            let ids = (&event.aggregate_id, &event.correlation_id, &event.group_id);
+            (consumer, event.event_id, taken_at, now, arrival.key, ids.0, ids.1, ids.2, arrival.body_hash)
+        }),
+    )?;
+    let ids = arrivals.iter().map(|arrival| arrival.event.event_id);
+    Ok(ids.zip(inserted).filter(|(_, inserted)| *inserted > 0).map(|(id, _)| id).collect())
 }
 
 pub async fn put_end(c: &mut SqliteConnection, consumer: &str, ids: &[Uuid], ended_at: Timestamp) -> sqlx::Result<()> {
-    sqlx::query(
+    query(
         "UPDATE messaging_inbox SET finished_at = $3
          WHERE consumer = $1 AND event_id IN (SELECT unhex(value) FROM json_each($2))",
     )
@@ -70,7 +50,7 @@ pub async fn meet(
     ids: &[Uuid],
     now: Timestamp,
 ) -> sqlx::Result<Vec<(Uuid, Met)>> {
-    let rows: Vec<MetColumns> = sqlx::query_as(
+    let rows: Vec<MetColumns> = query_as(
         "SELECT event_id, state, attempts, unfinished_runs, body_hash, lock_token IS NOT NULL, version,
              COALESCE(lease_until - $3, 0)
          FROM messaging_inbox
@@ -92,7 +72,7 @@ pub async fn claim_many(
     now: Timestamp,
 ) -> sqlx::Result<()> {
     // A run that was recorded (processing, and nobody's) is the one that begins here, and is counted already.
-    sqlx::query(
+    query(
         "UPDATE messaging_inbox SET state = 'processing', attempts = m.value ->> 4, lock_token = unhex(m.value ->> 2),
              version = m.value ->> 3, lease_until = $2, started_at = $3, finished_at = NULL, body = NULL,
              waiting_for = NULL, deadline_at = NULL,
@@ -109,7 +89,7 @@ pub async fn claim_many(
 }
 
 pub async fn hold_many(c: &mut SqliteConnection, consumer: &str, claims: &[Claim]) -> sqlx::Result<Vec<(Uuid, bool)>> {
-    sqlx::query_as(
+    query_as(
         "SELECT i.event_id, i.lock_token IS unhex(m.value ->> 2) FROM jsonb_each($1) AS m
          CROSS JOIN messaging_inbox i ON i.consumer = m.value ->> 0 AND i.event_id = unhex(m.value ->> 1)
          WHERE i.version = m.value ->> 3",
@@ -126,7 +106,7 @@ pub async fn renew_many(
     lease: Duration,
     now: Timestamp,
 ) -> sqlx::Result<()> {
-    sqlx::query(
+    query(
         "UPDATE messaging_inbox SET lease_until = $2 FROM jsonb_each($1) AS m
          WHERE consumer = m.value ->> 0 AND event_id = unhex(m.value ->> 1)
              AND lock_token = unhex(m.value ->> 2) AND version = m.value ->> 3",
@@ -139,7 +119,7 @@ pub async fn renew_many(
 }
 
 pub async fn count_fenced(c: &mut SqliteConnection, consumer: &str, ids: &[Uuid]) -> sqlx::Result<()> {
-    sqlx::query(
+    query(
         "UPDATE messaging_inbox SET fenced = fenced + 1
          WHERE consumer = $1 AND event_id IN (SELECT unhex(value) FROM json_each($2))",
     )
@@ -165,7 +145,7 @@ pub async fn mark_many(c: &mut SqliteConnection, consumer: &str, marks: &[Mark],
             )
         })
         .collect();
-    sqlx::query(
+    query(
         "UPDATE messaging_inbox SET state = m.value ->> 1, attempts = m.value ->> 2, unfinished_runs = 0,
              lease_until = m.value ->> 3, lock_token = NULL, reason = m.value ->> 4, last_error = m.value ->> 5,
              body = NULL, waiting_for = NULL, deadline_at = NULL,
@@ -181,7 +161,7 @@ pub async fn mark_many(c: &mut SqliteConnection, consumer: &str, marks: &[Mark],
 }
 
 pub async fn count_duplicates(c: &mut SqliteConnection, consumer: &str, ids: &[Uuid]) -> sqlx::Result<()> {
-    sqlx::query(
+    query(
         "UPDATE messaging_inbox SET duplicates = duplicates + d.seen
          FROM (SELECT value ->> 0 AS consumer, unhex(value ->> 1) AS event_id, count(*) AS seen
              FROM jsonb_each($1) GROUP BY value) AS d

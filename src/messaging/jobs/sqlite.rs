@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use sqlx::SqliteConnection;
 use sqlx::types::Json;
 use uuid::Uuid;
 
 use super::{Due, Step};
 use crate::clock::{Timestamp, millis};
+use crate::db::sqlite::{SqliteConnection, query, query_as, query_scalar};
 
 pub async fn peek_due(c: &mut SqliteConnection, now: Timestamp) -> sqlx::Result<Option<Due>> {
-    let row: Option<(Uuid, String, String, i64, Option<Uuid>)> = sqlx::query_as(
+    let row: Option<(Uuid, String, String, i64, Option<Uuid>)> = query_as(
         "SELECT id, kind, criteria, rate, reached FROM messaging_jobs
          WHERE state = 'running' AND next_at <= $1 ORDER BY next_at LIMIT 1",
     )
@@ -21,7 +21,7 @@ pub async fn peek_due(c: &mut SqliteConnection, now: Timestamp) -> sqlx::Result<
 }
 
 pub async fn lock_due(c: &mut SqliteConnection, job_id: Uuid, now: Timestamp) -> sqlx::Result<Option<Option<Uuid>>> {
-    sqlx::query_scalar("SELECT reached FROM messaging_jobs WHERE id = $1 AND state = 'running' AND next_at <= $2")
+    query_scalar("SELECT reached FROM messaging_jobs WHERE id = $1 AND state = 'running' AND next_at <= $2")
         .bind(job_id)
         .bind(now)
         .fetch_optional(c)
@@ -35,7 +35,7 @@ pub async fn advance(
     pause: Duration,
     now: Timestamp,
 ) -> sqlx::Result<()> {
-    sqlx::query(
+    query(
         "UPDATE messaging_jobs SET sent = sent + $2, already_applied = already_applied + $3, skipped = skipped + $4,
              refused = refused + $5, reached = COALESCE($6, reached), next_at = max(next_at, $9 - 1000) + $7,
              state = CASE WHEN $8 THEN 'done' ELSE state END, finished_at = CASE WHEN $8 THEN $9 END
@@ -56,14 +56,11 @@ pub async fn advance(
 }
 
 pub async fn next_due_ms(c: &mut SqliteConnection, now: Timestamp) -> sqlx::Result<Option<i64>> {
-    sqlx::query_scalar("SELECT min(next_at) - $1 FROM messaging_jobs WHERE state = 'running'")
-        .bind(now)
-        .fetch_one(c)
-        .await
+    query_scalar("SELECT min(next_at) - $1 FROM messaging_jobs WHERE state = 'running'").bind(now).fetch_one(c).await
 }
 
 pub async fn forget_letters(c: &mut SqliteConnection, job_id: Uuid, letters: &[Uuid]) -> sqlx::Result<()> {
-    sqlx::query(
+    query(
         "DELETE FROM messaging_job_letters WHERE job_id = $1 AND letter_id IN (SELECT unhex(value) FROM json_each($2))",
     )
     .bind(job_id)

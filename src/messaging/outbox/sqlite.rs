@@ -1,17 +1,14 @@
-//! SQLite: one bind of JSON rows and one of all bodies end to end, so that a batch of any size is one constant
-//! statement and bodies travel as bytes. No SKIP LOCKED: there is a single writer.
+//! SQLite: a statement, run for each row. No SKIP LOCKED: there is a single writer.
 
-use std::sync::LazyLock;
-use std::time::Duration;
+use std::collections::HashMap;
 
-use bytes::Bytes;
-use sqlx::query::Query;
+use rusqlite::{CachedStatement, params};
 use sqlx::types::Json;
-use sqlx::{AssertSqlSafe, Database, Row, Sqlite, SqliteConnection};
 use uuid::Uuid;
 
-use super::{Backlog, Claim, Claimed, Entry, Passing, Queued, Settled, Settlement};
+use super::{Backlog, Claim, Claimed, Entry, Kind, Passing, Queued, Settled, Settlement, routing_key};
 use crate::clock::Timestamp;
+use crate::db::sqlite::{SqliteConnection, query, query_as, to_sqlx};
 
 pub async fn insert_many(
     c: &mut SqliteConnection,
@@ -19,7 +16,11 @@ pub async fn insert_many(
     claim: Option<Claim>,
     now: Timestamp,
 ) -> sqlx::Result<()> {
-    bind_entries(sqlx::query(INSERT), entries, "pending", claim, now).execute(c).await.map(drop)
+    let mut statement = c.writing()?.prepare_cached(INSERT).map_err(to_sqlx)?;
+    for entry in entries {
+        insert(&mut statement, entry, "pending", claim, now).map_err(to_sqlx)?;
+    }
+    Ok(())
 }
 
 pub async fn insert_handed_on(
@@ -28,91 +29,85 @@ pub async fn insert_handed_on(
     passing: &Passing<'_>,
     now: Timestamp,
 ) -> sqlx::Result<Vec<Queued>> {
-    // One trip to SQLite's thread for all three. One statement of one writer: its rows are numbered without a gap, so
-    // those just written are the last ones. NOT INDEXED: by row number, rather than over the whole backlog by queue.
-    static INSERT_AND_ENQUEUE: LazyLock<String> = LazyLock::new(|| {
-        format!(
-            "{INSERT};
-             INSERT INTO messaging_queue (queue, outbox_ref, enqueued_at, lock_token, lease_until, deliveries)
-             SELECT queue, seq, $3, iif(passed, $6, NULL), iif(passed, $7, NULL), passed
-             FROM (SELECT CASE o.target WHEN '' THEN b.queue ELSE o.target END AS queue, o.seq,
-                     o.target = '' AND o.kind = 'event' AND b.queue IN (SELECT value FROM json_each($8)) AS passed
-                 FROM messaging_outbox o LEFT JOIN messaging_bindings b
-                     ON o.target = '' AND b.routing_key = o.aggregate_type || '.' || o.event_type
-                 WHERE o.seq > (SELECT last_insert_rowid() - changes()) AND (o.target <> '' OR b.queue IS NOT NULL));
-             SELECT json_group_array(json_array(id, queue, outbox_ref)), (SELECT max(seq) FROM messaging_outbox)
-             FROM messaging_queue NOT INDEXED
-             WHERE changes() > 0 AND id > (SELECT last_insert_rowid() - changes())"
-        )
-    });
-    let query = sqlx::query(AssertSqlSafe(INSERT_AND_ENQUEUE.as_str()));
-    let answered = bind_entries(query, entries, "published", None, now)
-        .bind(passing.token)
-        .bind(now.plus(passing.lease))
-        .bind(Json(&passing.queues))
-        .fetch_all(c)
-        .await?;
-    let answer = answered.first().ok_or(sqlx::Error::RowNotFound)?;
-    let (rows, newest): (&str, i64) = (answer.try_get(0)?, answer.try_get(1)?);
-    let rows: Vec<(i64, String, i64)> =
-        serde_json::from_str(rows).map_err(|error| sqlx::Error::Decode(error.into()))?;
-    // The outbox's rows are numbered without a gap as well, the last entry's being the newest.
-    let entry_of = |seq: i64| usize::try_from(newest - seq).ok().and_then(|back| entries.len().checked_sub(back + 1));
-    rows.into_iter()
-        .map(|(id, queue, seq)| {
-            let entry = entry_of(seq).ok_or_else(|| sqlx::Error::Decode("a queue's row without its entry".into()))?;
-            Ok(Queued { id, queue, entry })
-        })
-        .collect()
+    hand_on(c.writing()?, entries, passing, now).map_err(to_sqlx)
 }
 
-const INSERT: &str =
-    // COALESCE: substr of a blob without bytes is NULL, and an empty body is a body
-    "INSERT INTO messaging_outbox (id, event_id, kind, group_id, subsidiary_id, aggregate_type, aggregate_id,
-         event_type, body, headers, status, available_at, created_at, correlation_id, causation_id, target,
-         traceparent, published_at, claimed_by)
-     SELECT unhex(value ->> 0), unhex(value ->> 1), value ->> 2, value ->> 3, value ->> 4, value ->> 5,
-         value ->> 6, value ->> 7, COALESCE(substr($2, value ->> '$[8][0]', value ->> '$[8][1]'), x''),
-         value ->> 9, $4, value ->> 10, $3, value ->> 11, unhex(value ->> 12), value ->> 13, value ->> 14,
-         CASE $4 WHEN 'published' THEN $3 END, $5
-     FROM jsonb_each($1)";
-
-type SqliteQuery<'q> = Query<'q, Sqlite, <Sqlite as Database>::Arguments>;
-
-fn bind_entries<'q>(
-    query: SqliteQuery<'q>,
+fn hand_on(
+    connection: &rusqlite::Connection,
     entries: &[Entry],
-    status: &'static str,
+    passing: &Passing<'_>,
+    now: Timestamp,
+) -> rusqlite::Result<Vec<Queued>> {
+    let mut bound = connection.prepare_cached("SELECT queue FROM messaging_bindings WHERE routing_key = ?1")?;
+    let mut event = connection.prepare_cached(INSERT)?;
+    let mut message = connection.prepare_cached(
+        "INSERT INTO messaging_queue (queue, outbox_ref, enqueued_at, lock_token, lease_until, deliveries)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+    )?;
+    let lease_until = now.plus(passing.lease);
+    let mut queues_of: HashMap<String, Vec<String>> = HashMap::new();
+    let mut queued = Vec::with_capacity(entries.len());
+    for (index, entry) in entries.iter().enumerate() {
+        insert(&mut event, entry, "published", None, now)?;
+        let seq = connection.last_insert_rowid();
+        let mut enqueue = |queue: &str, is_passed: bool| -> rusqlite::Result<()> {
+            let (token, until) = is_passed.then_some((passing.token, lease_until)).unzip();
+            message.execute((queue, seq, now, token, until, is_passed))?;
+            let id = connection.last_insert_rowid();
+            queued.push(Queued { id, queue: queue.to_owned(), entry: index });
+            Ok(())
+        };
+        if !entry.target.is_empty() {
+            enqueue(&entry.target, false)?;
+            continue;
+        }
+        let key = routing_key(&entry.aggregate_type, &entry.event_type);
+        if !queues_of.contains_key(&key) {
+            let queues = bound.query_map([&key], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
+            queues_of.insert(key.clone(), queues);
+        }
+        for queue in &queues_of[&key] {
+            enqueue(queue, entry.kind == Kind::Event && passing.queues.contains(&queue.as_str()))?;
+        }
+    }
+    Ok(queued)
+}
+
+const INSERT: &str = "INSERT INTO messaging_outbox (id, event_id, kind, group_id, subsidiary_id, aggregate_type,
+         aggregate_id, event_type, body, headers, status, available_at, created_at, correlation_id, causation_id, target,
+         traceparent, published_at, claimed_by)
+     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17,
+         CASE ?11 WHEN 'published' THEN ?13 END, ?18)";
+
+fn insert(
+    statement: &mut CachedStatement<'_>,
+    entry: &Entry,
+    status: &str,
     claim: Option<Claim>,
     now: Timestamp,
-) -> SqliteQuery<'q> {
-    let due = now.plus(claim.map_or(Duration::ZERO, |claim| claim.lease));
-    let mut bodies = Vec::with_capacity(entries.iter().map(|entry| entry.body.len()).sum());
-    let rows: Vec<_> = entries
-        .iter()
-        .map(|entry| {
-            let start = bodies.len() + 1; // substr counts from 1
-            bodies.extend_from_slice(&entry.body);
-            (
-                entry.id.simple(),
-                entry.event_id.simple(),
-                entry.kind.as_str(),
-                &entry.group_id,
-                &entry.subsidiary_id,
-                &entry.aggregate_type,
-                &entry.aggregate_id,
-                &entry.event_type,
-                (start, entry.body.len()),
-                &entry.headers,
-                due.plus(entry.delay).millis(),
-                &entry.correlation_id,
-                entry.causation_id.map(Uuid::simple),
-                &entry.target,
-                entry.traceparent.map(|trace| trace.to_string()),
-            )
-        })
-        .collect();
-    query.bind(Json(rows)).bind(bodies).bind(now).bind(status).bind(claim.map(|claim| claim.by))
+) -> rusqlite::Result<()> {
+    let due = claim.map_or(now, |claim| now.plus(claim.lease)).plus(entry.delay);
+    let row = params![
+        entry.id,
+        entry.event_id,
+        entry.kind.as_str(),
+        entry.group_id,
+        entry.subsidiary_id,
+        entry.aggregate_type,
+        entry.aggregate_id,
+        entry.event_type,
+        &entry.body[..],
+        entry.headers,
+        status,
+        due,
+        now,
+        entry.correlation_id,
+        entry.causation_id,
+        entry.target,
+        entry.traceparent.map(|trace| trace.to_string()),
+        claim.map(|claim| claim.by),
+    ];
+    statement.execute(row).map(drop)
 }
 
 pub async fn claim_many(
@@ -121,85 +116,56 @@ pub async fn claim_many(
     limit: i64,
     now: Timestamp,
 ) -> sqlx::Result<Vec<Claimed>> {
-    // All in one row, the bodies end to end: each row that crosses from SQLite's thread costs two context switches.
-    let (found, bodies): (String, Option<Vec<u8>>) = sqlx::query_as(
-        "SELECT json_group_array(json_array(seq, lower(hex(id)), lower(hex(event_id)), kind, group_id, subsidiary_id,
-             aggregate_type, aggregate_id, event_type, correlation_id, traceparent, headers, length(body), target,
-             attempts, created_at)),
-             CAST(group_concat(CAST(body AS TEXT), '') AS BLOB)
-         FROM (SELECT * FROM messaging_outbox WHERE status IN ('pending', 'failed') AND available_at <= $2
-             ORDER BY available_at LIMIT $1)",
+    type Columns = (
+        i64,
+        Uuid,
+        Uuid,
+        String,
+        String,
+        Option<String>,
+        String,
+        String,
+        String,
+        String,
+        Option<String>,
+        String,
+        Vec<u8>,
+        String,
+        i32,
+        Timestamp,
+    );
+    let found: Vec<Columns> = query_as(
+        "SELECT seq, id, event_id, kind, group_id, subsidiary_id, aggregate_type, aggregate_id, event_type, correlation_id,
+             traceparent, headers, body, target, attempts, created_at
+         FROM messaging_outbox WHERE status IN ('pending', 'failed') AND available_at <= $2
+         ORDER BY available_at LIMIT $1",
     )
     .bind(limit)
     .bind(now)
-    .fetch_one(&mut *c)
+    .fetch_all(&mut *c)
     .await?;
-    let (due, claimed) = read_claimed(&found, &bodies.unwrap_or_default())?;
-    if !due.is_empty() {
-        sqlx::query(
-            "UPDATE messaging_outbox SET claimed_by = $1, claimed_at = $4, available_at = $3
-             WHERE seq IN (SELECT value FROM json_each($2))",
-        )
-        .bind(claim.by)
-        .bind(Json(due))
-        .bind(now.plus(claim.lease))
-        .bind(now)
-        .execute(c)
-        .await?;
-    }
-    Ok(claimed)
-}
-
-/// The columns of a claimed row after its number, with the length of the body in place of the body.
-#[derive(serde::Deserialize)]
-struct Found(
-    i64,
-    Uuid,
-    Uuid,
-    String,
-    String,
-    Option<String>,
-    String,
-    String,
-    String,
-    String,
-    Option<String>,
-    String,
-    usize,
-    String,
-    i32,
-    i64,
-);
-
-fn read_claimed(json: &str, mut bodies: &[u8]) -> sqlx::Result<(Vec<i64>, Vec<Claimed>)> {
-    let found: Vec<Found> = serde_json::from_str(json).map_err(|error| sqlx::Error::Decode(error.into()))?;
-    let mut due = Vec::with_capacity(found.len());
-    let mut claimed = Vec::with_capacity(found.len());
-    for row in found {
-        let (body, rest) = bodies
-            .split_at_checked(row.12)
-            .ok_or_else(|| sqlx::Error::Decode("bodies are shorter than their lengths say".into()))?;
-        bodies = rest;
-        due.push(row.0);
-        claimed.push(Claimed {
-            id: row.1,
-            event_id: row.2,
-            kind: row.3,
-            group_id: row.4,
-            subsidiary_id: row.5,
-            aggregate_type: row.6,
-            aggregate_id: row.7,
-            event_type: row.8,
-            correlation_id: row.9,
-            traceparent: row.10,
-            headers: row.11,
-            body: Bytes::copy_from_slice(body),
-            target: row.13,
-            attempts: row.14,
-            created_at: Timestamp::from_millis(row.15),
-        });
-    }
-    Ok((due, claimed))
+    c.execute_each(
+        "UPDATE messaging_outbox SET claimed_by = ?2, claimed_at = ?3, available_at = ?4 WHERE seq = ?1",
+        found.iter().map(|row| (row.0, claim.by, now, now.plus(claim.lease))),
+    )?;
+    let claimed = |row: Columns| Claimed {
+        id: row.1,
+        event_id: row.2,
+        kind: row.3,
+        group_id: row.4,
+        subsidiary_id: row.5,
+        aggregate_type: row.6,
+        aggregate_id: row.7,
+        event_type: row.8,
+        correlation_id: row.9,
+        traceparent: row.10,
+        headers: row.11,
+        body: row.12.into(),
+        target: row.13,
+        attempts: row.14,
+        created_at: row.15,
+    };
+    Ok(found.into_iter().map(claimed).collect())
 }
 
 pub async fn settle_many(
@@ -211,21 +177,14 @@ pub async fn settle_many(
 ) -> sqlx::Result<()> {
     let settled = Settled::sort(settlements);
     let hex = |ids: &[Uuid]| Json(ids.iter().map(|id| id.simple()).collect::<Vec<_>>());
-    if !settled.published.is_empty() {
-        sqlx::query(
-            "UPDATE messaging_outbox SET status = 'published', published_at = $3, claimed_by = NULL, last_error = NULL,
-                 claimed_at = $4
-             WHERE id IN (SELECT unhex(value) FROM json_each($2)) AND claimed_by = $1",
-        )
-        .bind(claimed_by)
-        .bind(hex(&settled.published))
-        .bind(now)
-        .bind(taken_at)
-        .execute(&mut *c)
-        .await?;
-    }
+    c.execute_each(
+        "UPDATE messaging_outbox SET status = 'published', published_at = ?3, claimed_by = NULL, last_error = NULL,
+             claimed_at = ?4
+         WHERE id = ?2 AND claimed_by = ?1",
+        settled.published.iter().map(|id| (claimed_by, id, now, taken_at)),
+    )?;
     if !settled.released.is_empty() {
-        sqlx::query(
+        query(
             "UPDATE messaging_outbox SET available_at = $3, claimed_by = NULL
              WHERE id IN (SELECT unhex(value) FROM json_each($2)) AND claimed_by = $1",
         )
@@ -243,7 +202,7 @@ pub async fn settle_many(
             .zip(&settled.failed_errors)
             .map(|((id, delay_ms), error)| (id.simple(), delay_ms, error))
             .collect();
-        sqlx::query(
+        query(
             "UPDATE messaging_outbox SET attempts = attempts + 1, last_error = f.value ->> 2, claimed_by = NULL,
                  status = CASE WHEN f.value ->> 1 IS NULL THEN 'dead' ELSE 'failed' END,
                  available_at = $3 + COALESCE(f.value ->> 1, 0)
@@ -260,7 +219,7 @@ pub async fn settle_many(
 }
 
 pub async fn free_leftovers(c: &mut SqliteConnection, now: Timestamp) -> sqlx::Result<()> {
-    sqlx::query(
+    query(
         "UPDATE messaging_outbox SET available_at = $1, claimed_by = NULL
          WHERE status IN ('pending', 'failed') AND claimed_by IS NOT NULL",
     )
@@ -271,7 +230,7 @@ pub async fn free_leftovers(c: &mut SqliteConnection, now: Timestamp) -> sqlx::R
 }
 
 pub async fn backlog(c: &mut SqliteConnection, now: Timestamp) -> sqlx::Result<Backlog> {
-    let (pending, dead, attempts_max, oldest_due_ms) = sqlx::query_as(
+    let (pending, dead, attempts_max, oldest_due_ms) = query_as(
         "SELECT (SELECT count(*) FROM messaging_outbox WHERE status IN ('pending', 'failed')),
                 (SELECT count(*) FROM messaging_outbox WHERE status = 'dead'),
                 (SELECT COALESCE(max(attempts), 0) FROM messaging_outbox WHERE status IN ('pending', 'failed')),

@@ -2,11 +2,11 @@
 
 use std::collections::HashSet;
 
-use sqlx::SqliteConnection;
 use sqlx::types::Json;
 use uuid::Uuid;
 
 use crate::clock::Timestamp;
+use crate::db::sqlite::{SqliteConnection, query, query_as, query_scalar};
 
 pub async fn take_turn(_c: &mut SqliteConnection) -> sqlx::Result<bool> {
     Ok(true)
@@ -19,7 +19,7 @@ pub async fn select_published(
     before: Timestamp,
     limit: i64,
 ) -> sqlx::Result<Vec<(Uuid, bool)>> {
-    let rows: Vec<(Uuid, i64)> = sqlx::query_as(
+    let rows: Vec<(Uuid, i64)> = query_as(
         "SELECT id, seq FROM messaging_outbox
          WHERE id > $1 AND id < $2 AND status = 'published' AND published_at < $3 ORDER BY id LIMIT $4",
     )
@@ -33,19 +33,18 @@ pub async fn select_published(
         return Ok(Vec::new());
     }
     // There is no index on outbox_ref, which every message would pay for: the queue is read once per page.
-    let queued: Vec<i64> = sqlx::query_scalar(
-        "SELECT outbox_ref FROM messaging_queue WHERE outbox_ref IN (SELECT value FROM json_each($1))",
-    )
-    .bind(Json(rows.iter().map(|(_, seq)| *seq).collect::<Vec<_>>()))
-    .fetch_all(c)
-    .await?;
+    let queued: Vec<i64> =
+        query_scalar("SELECT outbox_ref FROM messaging_queue WHERE outbox_ref IN (SELECT value FROM json_each($1))")
+            .bind(Json(rows.iter().map(|(_, seq)| *seq).collect::<Vec<_>>()))
+            .fetch_all(c)
+            .await?;
     let queued: HashSet<i64> = queued.into_iter().collect();
     Ok(rows.into_iter().map(|(id, seq)| (id, !queued.contains(&seq))).collect())
 }
 
 pub async fn archive_many(c: &mut SqliteConnection, ids: &[Uuid]) -> sqlx::Result<u64> {
     let ids = json(ids);
-    sqlx::query(
+    query(
         "INSERT INTO messaging_outbox_archive (id, group_id, subsidiary_id, aggregate_type, aggregate_id, event_type,
              headers, attempts, created_at, claimed_at, published_at, correlation_id, causation_id, traceparent,
              body)
@@ -56,7 +55,7 @@ pub async fn archive_many(c: &mut SqliteConnection, ids: &[Uuid]) -> sqlx::Resul
     .bind(&ids)
     .execute(&mut *c)
     .await?;
-    sqlx::query("DELETE FROM messaging_outbox WHERE id IN (SELECT unhex(value) FROM json_each($1))")
+    query("DELETE FROM messaging_outbox WHERE id IN (SELECT unhex(value) FROM json_each($1))")
         .bind(&ids)
         .execute(c)
         .await
@@ -68,7 +67,7 @@ pub async fn select_foreign(
     before: Timestamp,
     limit: i64,
 ) -> sqlx::Result<Vec<(String, Uuid)>> {
-    sqlx::query_as(
+    query_as(
         "SELECT i.consumer, i.event_id FROM messaging_inbox i
          WHERE substr(hex(i.event_id), 13, 1) <> '7' AND i.finished_at < $1 AND i.state IN ('processed', 'dead')
              AND NOT EXISTS (SELECT 1 FROM messaging_dead_letters l
@@ -89,7 +88,7 @@ pub async fn forget_many(
     ids: &[Uuid],
     before: Timestamp,
 ) -> sqlx::Result<u64> {
-    sqlx::query(
+    query(
         "DELETE FROM messaging_inbox AS i
          WHERE i.consumer = $1 AND i.event_id IN (SELECT unhex(value) FROM json_each($2)) AND i.finished_at < $3
              AND i.state IN ('processed', 'dead')

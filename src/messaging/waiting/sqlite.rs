@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
-use sqlx::SqliteConnection;
 use sqlx::types::Json;
 use uuid::Uuid;
 
 use super::{Kept, Name, Wait};
 use crate::clock::Timestamp;
+use crate::db::sqlite::{SqliteConnection, query, query_as, query_scalar};
 
 /// The columns of [`Kept`], in its order.
 type Columns = (Uuid, i32, i32, bool, Vec<u8>, Option<String>);
@@ -18,7 +18,7 @@ fn kept((event_id, attempts, unfinished_runs, overdue, body, traceparent): Colum
 }
 
 pub async fn any(c: &mut SqliteConnection, consumer: &str) -> sqlx::Result<bool> {
-    sqlx::query_scalar(
+    query_scalar(
         "SELECT EXISTS (SELECT 1 FROM messaging_inbox INDEXED BY messaging_inbox_waiting
              WHERE consumer = $1 AND state = 'waiting')",
     )
@@ -44,7 +44,7 @@ pub async fn keep(
             (wait.event_id.simple(), wait.attempts, &wait.waiting_for, start, wait.body.len(), consumer, trace)
         })
         .collect();
-    sqlx::query(
+    query(
         "UPDATE messaging_inbox SET state = 'waiting', attempts = w.value ->> 1, unfinished_runs = 0, finished_at = NULL,
              lock_token = NULL, reason = NULL, last_error = NULL, waiting_for = w.value ->> 2,
              body = substr($2, w.value ->> 3, w.value ->> 4), traceparent = w.value ->> 6,
@@ -61,7 +61,7 @@ pub async fn keep(
 }
 
 pub async fn find(c: &mut SqliteConnection, consumer: &str, names: &[Name], limit: i64) -> sqlx::Result<Vec<Kept>> {
-    let rows: Vec<Columns> = sqlx::query_as(
+    let rows: Vec<Columns> = query_as(
         "SELECT i.event_id, i.attempts, i.unfinished_runs, false, i.body, i.traceparent FROM jsonb_each($2) AS wanted
          CROSS JOIN messaging_inbox i INDEXED BY messaging_inbox_waiting
              ON i.consumer = $1 AND i.waiting_for = wanted.value ->> 1 AND i.state = 'waiting'
@@ -77,7 +77,7 @@ pub async fn find(c: &mut SqliteConnection, consumer: &str, names: &[Name], limi
 }
 
 pub async fn hasten(c: &mut SqliteConnection, consumer: &str, names: &[Name], now: Timestamp) -> sqlx::Result<()> {
-    sqlx::query(
+    query(
         "UPDATE messaging_inbox INDEXED BY messaging_inbox_waiting SET lease_until = $3
          WHERE consumer = $1 AND state = 'waiting'
              AND (group_id, waiting_for) IN (SELECT value ->> 0, value ->> 1 FROM jsonb_each($2))",
@@ -91,7 +91,7 @@ pub async fn hasten(c: &mut SqliteConnection, consumer: &str, names: &[Name], no
 }
 
 pub async fn any_due(c: &mut SqliteConnection, consumer: &str, now: Timestamp) -> sqlx::Result<bool> {
-    sqlx::query_scalar(
+    query_scalar(
         "SELECT EXISTS (SELECT 1 FROM messaging_inbox INDEXED BY messaging_inbox_due
              WHERE consumer = $1 AND state = 'waiting' AND lease_until <= $2)",
     )
@@ -108,7 +108,7 @@ pub async fn claim_due(
     lease: Duration,
     now: Timestamp,
 ) -> sqlx::Result<Vec<Kept>> {
-    let rows: Vec<Columns> = sqlx::query_as(
+    let rows: Vec<Columns> = query_as(
         "UPDATE messaging_inbox SET lease_until = $4, unfinished_runs = unfinished_runs + 1
          WHERE consumer = $1 AND event_id IN (SELECT event_id FROM messaging_inbox INDEXED BY messaging_inbox_due
              WHERE consumer = $1 AND state = 'waiting' AND lease_until <= $3 ORDER BY lease_until LIMIT $2)

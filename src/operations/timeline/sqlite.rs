@@ -1,17 +1,17 @@
 //! SQLite: ids travel as JSON, those of events in hex.
 
-use sqlx::SqliteConnection;
 use sqlx::types::Json;
 use uuid::Uuid;
 
 use super::{LetterColumns, VerdictColumns};
+use crate::db::sqlite::{SqliteConnection, query_as};
 
 pub async fn select_verdicts(
     c: &mut SqliteConnection,
     consumers: &[&str],
     events: &[Uuid],
 ) -> sqlx::Result<Vec<VerdictColumns>> {
-    sqlx::query_as(
+    query_as(
         "SELECT consumer, event_id, event_type, state, attempts, duplicates, started_at, finished_at, lease_until,
              last_error, waiting_for, deadline_at
          FROM messaging_inbox WHERE consumer IN (SELECT value FROM json_each($1))
@@ -24,7 +24,7 @@ pub async fn select_verdicts(
 }
 
 pub async fn select_letters(c: &mut SqliteConnection, message_ids: &[String]) -> sqlx::Result<Vec<LetterColumns>> {
-    sqlx::query_as(
+    query_as(
         "SELECT id, consumer, message_id, event_type, reason, error, state, created_at, resolved_at
          FROM messaging_dead_letters WHERE message_id IN (SELECT value FROM json_each($1))",
     )

@@ -1,19 +1,21 @@
 use std::time::Duration;
 
-use sqlx::SqliteConnection;
 use sqlx::types::Json;
 use uuid::Uuid;
 
 use super::{Answer, Key, Order, OrderId, StandingColumns, StepKey, Taken};
 use crate::clock::Timestamp;
+use crate::db::sqlite::{SqliteConnection, query, query_as, query_scalar};
 
 pub async fn insert_many(c: &mut SqliteConnection, orders: &[Order]) -> sqlx::Result<()> {
-    let rows: Vec<_> = orders
-        .iter()
-        .map(|order| {
+    c.execute_each(
+        "INSERT INTO orders_orders (group_id, id, subsidiary_id, number, customer_id, status, currency, total_minor,
+             correlation_id, created_at, updated_at)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?10)",
+        orders.iter().map(|order| {
             (
                 &order.group_id,
-                order.id.0.simple(),
+                order.id.0,
                 &order.subsidiary_id,
                 &order.number,
                 &order.customer_id,
@@ -21,33 +23,21 @@ pub async fn insert_many(c: &mut SqliteConnection, orders: &[Order]) -> sqlx::Re
                 &order.currency,
                 order.total_minor,
                 &order.correlation_id,
-                order.created_at.millis(),
+                order.created_at,
             )
+        }),
+    )?;
+    let lines = orders.iter().flat_map(|order| {
+        order.items.iter().zip(1..).map(|(item, line): (_, i64)| {
+            let (quantity, price) = (item.quantity.get(), item.unit_price_minor.get());
+            (&order.group_id, order.id.0, line, item.sku.as_str(), quantity, price)
         })
-        .collect();
-    let lines: Vec<_> = orders
-        .iter()
-        .flat_map(|order| {
-            order.items.iter().zip(1..).map(|(item, line)| {
-                let (quantity, price) = (item.quantity.get(), item.unit_price_minor.get());
-                (&order.group_id, order.id.0.simple(), line, item.sku.as_str(), quantity, price)
-            })
-        })
-        .collect();
-    sqlx::query(
-        "INSERT INTO orders_orders (group_id, id, subsidiary_id, number, customer_id, status, currency, total_minor,
-             correlation_id, created_at, updated_at)
-         SELECT value ->> 0, unhex(value ->> 1), value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6,
-             value ->> 7, value ->> 8, value ->> 9, value ->> 9
-         FROM jsonb_each($1);
-         INSERT INTO orders_lines (group_id, order_id, line, sku, quantity, unit_price_minor)
-         SELECT value ->> 0, unhex(value ->> 1), value ->> 2, value ->> 3, value ->> 4, value ->> 5
-         FROM jsonb_each($2)",
+    });
+    c.execute_each(
+        "INSERT INTO orders_lines (group_id, order_id, line, sku, quantity, unit_price_minor)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+        lines,
     )
-    .bind(Json(rows))
-    .bind(Json(lines))
-    .execute(c)
-    .await
     .map(drop)
 }
 
@@ -60,7 +50,7 @@ pub async fn insert_keys(c: &mut SqliteConnection, keys: &[Key<'_>], now: Timest
             (key.group_id, key.route, key.key, key.first_use.order_id.0.simple())
         })
         .collect();
-    sqlx::query(
+    query(
         // `WHERE true`: without it, ON CONFLICT would parse as a join condition
         "INSERT INTO orders_idempotency (group_id, route, key, fingerprint, order_id, created_at)
          SELECT value ->> 0, value ->> 1, value ->> 2, substr($2, jsonb_each.key * 32 + 1, 32), unhex(value ->> 3), $3
@@ -79,7 +69,7 @@ pub async fn select_keys(
     keys: &[Key<'_>],
 ) -> sqlx::Result<Vec<(String, String, Vec<u8>, Uuid)>> {
     let rows: Vec<_> = keys.iter().map(|key| (key.group_id, key.route, key.key)).collect();
-    sqlx::query_as(
+    query_as(
         "SELECT i.group_id, i.key, i.fingerprint, i.order_id FROM jsonb_each($1) AS wanted
          CROSS JOIN orders_idempotency i ON i.group_id = wanted.value ->> 0 AND i.route = wanted.value ->> 1
              AND i.key = wanted.value ->> 2",
@@ -95,28 +85,22 @@ pub async fn answer_many(
     hold: Duration,
     now: Timestamp,
 ) -> sqlx::Result<u64> {
-    let rows: Vec<_> = answers
-        .iter()
-        .map(|answer| (&answer.group_id, answer.order_id.0.simple(), answer.status.as_str(), &answer.reason))
-        .collect();
-    sqlx::query(
-        "UPDATE orders_orders SET status = a.value ->> 2, reason = a.value ->> 3, updated_at = $2,
-             hold_expires_at = CASE a.value ->> 2 WHEN 'reserved' THEN $3 END
-         FROM jsonb_each($1) AS a
-         WHERE group_id = a.value ->> 0 AND orders_orders.id = unhex(a.value ->> 1) AND status = 'placed'",
-    )
-    .bind(Json(rows))
-    .bind(now)
-    .bind(now.plus(hold))
-    .execute(c)
-    .await
-    .map(|done| done.rows_affected())
+    let held_until = now.plus(hold);
+    let moved = c.execute_each(
+        "UPDATE orders_orders SET status = ?3, reason = ?4, updated_at = ?5,
+             hold_expires_at = CASE ?3 WHEN 'reserved' THEN ?6 END
+         WHERE group_id = ?1 AND id = ?2 AND status = 'placed'",
+        answers.iter().map(|answer| {
+            (&answer.group_id, answer.order_id.0, answer.status.as_str(), &answer.reason, now, held_until)
+        }),
+    )?;
+    Ok(moved.iter().sum())
 }
 
 /// The writer's transaction is the lock.
 pub async fn select_locked(c: &mut SqliteConnection, orders: &[(&str, OrderId)]) -> sqlx::Result<Vec<StandingColumns>> {
     let rows: Vec<_> = orders.iter().map(|(group_id, id)| (group_id, id.0.simple())).collect();
-    sqlx::query_as(
+    query_as(
         "SELECT o.group_id, o.id, o.number, o.subsidiary_id, o.correlation_id, o.status, o.customer_id, o.total_minor,
              o.currency, o.updated_at
          FROM jsonb_each($1) AS wanted
@@ -132,7 +116,7 @@ pub async fn select_step_keys(
     keys: &[StepKey<'_>],
 ) -> sqlx::Result<Vec<(String, String, String, Vec<u8>)>> {
     let rows: Vec<_> = keys.iter().map(|key| (key.group_id, key.route, key.key)).collect();
-    sqlx::query_as(
+    query_as(
         "SELECT i.group_id, i.route, i.key, i.fingerprint FROM jsonb_each($1) AS wanted
          CROSS JOIN orders_idempotency i ON i.group_id = wanted.value ->> 0 AND i.route = wanted.value ->> 1
              AND i.key = wanted.value ->> 2",
@@ -151,7 +135,7 @@ pub async fn write_step_keys(c: &mut SqliteConnection, keys: &[StepKey<'_>], now
             (key.group_id, key.route, key.key, key.order_id.0.simple())
         })
         .collect();
-    sqlx::query(
+    query(
         "INSERT INTO orders_idempotency (group_id, route, key, fingerprint, order_id, created_at)
          SELECT value ->> 0, value ->> 1, value ->> 2, substr($2, jsonb_each.key * 32 + 1, 32), unhex(value ->> 3), $3
          FROM jsonb_each($1)",
@@ -169,7 +153,7 @@ pub async fn move_many(c: &mut SqliteConnection, taken: &[Taken<'_>], now: Times
         .iter()
         .map(|step| (step.group_id, step.id.0.simple(), step.from.as_str(), step.to.as_str(), step.reason))
         .collect();
-    sqlx::query(
+    query(
         "UPDATE orders_orders SET status = t.value ->> 3, reason = t.value ->> 4, updated_at = $2,
              hold_expires_at = NULL
          FROM jsonb_each($1) AS t
@@ -183,12 +167,10 @@ pub async fn move_many(c: &mut SqliteConnection, taken: &[Taken<'_>], now: Times
 }
 
 pub async fn any_hold_over(c: &mut SqliteConnection, now: Timestamp) -> sqlx::Result<bool> {
-    sqlx::query_scalar(
-        "SELECT EXISTS (SELECT 1 FROM orders_orders WHERE status = 'reserved' AND hold_expires_at <= $1)",
-    )
-    .bind(now)
-    .fetch_one(c)
-    .await
+    query_scalar("SELECT EXISTS (SELECT 1 FROM orders_orders WHERE status = 'reserved' AND hold_expires_at <= $1)")
+        .bind(now)
+        .fetch_one(c)
+        .await
 }
 
 pub async fn end_holds(
@@ -197,7 +179,7 @@ pub async fn end_holds(
     reason: Option<&str>,
     now: Timestamp,
 ) -> sqlx::Result<Vec<StandingColumns>> {
-    sqlx::query_as(
+    query_as(
         "UPDATE orders_orders SET status = 'expired', reason = $2, updated_at = $3
          WHERE (group_id, id) IN (SELECT group_id, id FROM orders_orders
              WHERE status = 'reserved' AND hold_expires_at <= $3 ORDER BY hold_expires_at LIMIT $1)
@@ -216,7 +198,7 @@ pub async fn select_lines(
     group_id: &str,
     orders: &[Uuid],
 ) -> sqlx::Result<Vec<(Uuid, String, i64, i64)>> {
-    sqlx::query_as(
+    query_as(
         "SELECT order_id, sku, quantity, unit_price_minor FROM orders_lines
          WHERE group_id = $1 AND order_id IN (SELECT unhex(value) FROM json_each($2)) ORDER BY order_id, line",
     )

@@ -2,18 +2,16 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
-use futures_util::TryStreamExt;
 use sqlx::types::Json;
-use sqlx::{Either, Executor, Row as _, SqliteConnection};
 use uuid::Uuid;
 
 use super::{Depth, Look, Moved, Owed, Row};
 use crate::clock::{Timestamp, millis};
+use crate::db::sqlite::{SqliteConnection, query, query_as, query_scalar};
 
 pub async fn move_due(c: &mut SqliteConnection, limit: i64, now: Timestamp) -> sqlx::Result<Moved> {
     // Postgres does this in one statement; SQLite's WITH takes no writes, so the batch is named by its row numbers.
-    let (due, rows): (String, i64) = sqlx::query_as(
+    let (due, rows): (String, i64) = query_as(
         "SELECT json_group_array(seq), count(*) FROM (
              SELECT seq FROM messaging_outbox WHERE status IN ('pending', 'failed') AND available_at <= $2
              ORDER BY available_at LIMIT $1)",
@@ -25,88 +23,81 @@ pub async fn move_due(c: &mut SqliteConnection, limit: i64, now: Timestamp) -> s
     if rows == 0 {
         return Ok(Moved::default());
     }
-    let queues: Vec<String> = sqlx::query_scalar(
+    query(
         "UPDATE messaging_outbox SET status = 'published', published_at = $2, claimed_by = NULL, last_error = NULL
-         WHERE seq IN (SELECT value FROM json_each($1));
-         INSERT INTO messaging_queue (queue, outbox_ref, enqueued_at)
+         WHERE seq IN (SELECT value FROM json_each($1))",
+    )
+    .bind(&due)
+    .bind(now)
+    .execute(&mut *c)
+    .await?;
+    query(
+        "INSERT INTO messaging_queue (queue, outbox_ref, enqueued_at)
          SELECT CASE o.target WHEN '' THEN b.queue ELSE o.target END, o.seq, $2
          FROM json_each($1) AS due
          CROSS JOIN messaging_outbox o ON o.seq = due.value
          LEFT JOIN messaging_bindings b
              ON o.target = '' AND b.routing_key = o.aggregate_type || '.' || o.event_type
-         WHERE o.target <> '' OR b.queue IS NOT NULL;
-         SELECT DISTINCT queue FROM messaging_queue NOT INDEXED
-         WHERE changes() > 0 AND id > (SELECT last_insert_rowid()) - changes()",
+         WHERE o.target <> '' OR b.queue IS NOT NULL",
     )
     .bind(due)
     .bind(now)
+    .execute(&mut *c)
+    .await?;
+    // One statement of one writer: its rows are numbered without a gap, so those just written are the last ones. NOT
+    // INDEXED: by row number, rather than over the whole backlog by queue.
+    let queues: Vec<String> = query_scalar(
+        "SELECT DISTINCT queue FROM messaging_queue NOT INDEXED
+         WHERE changes() > 0 AND id > (SELECT last_insert_rowid()) - changes()",
+    )
     .fetch_all(c)
     .await?;
     Ok(Moved { rows, queues })
 }
 
 pub async fn claim(c: &mut SqliteConnection, look: &Look<'_>, now: Timestamp) -> sqlx::Result<(u64, Vec<Row>)> {
-    // Three statements in one trip to SQLite's thread, and one row back with the bodies end to end: each trip and each
-    // row costs two context switches. A cast between BLOB and TEXT changes no byte, and concatenation goes by length,
-    // so any bytes pass.
-    let query = sqlx::query(
-        "DELETE FROM messaging_queue
-         WHERE id IN (SELECT value FROM json_each($1)) AND lock_token IN (SELECT unhex(value) FROM json_each($2));
-         UPDATE messaging_queue SET lock_token = $4, lease_until = $8, deliveries = deliveries + 1
+    let settled = delete(c, look.owed).await?;
+    let claimed = query(
+        "UPDATE messaging_queue SET lock_token = $2, lease_until = $6, deliveries = deliveries + 1
          WHERE id IN (SELECT id FROM messaging_queue
-             WHERE queue = $3 AND id > $5 AND (lease_until IS NULL OR lease_until <= $7) ORDER BY id LIMIT $6);
-         SELECT json_group_array(json_array(q.id,
-             CASE WHEN o.seq IS NULL THEN q.message_id WHEN o.kind = 'redrive' THEN o.headers ->> 'x-message-id'
-                 ELSE lower(hex(o.event_id)) END,
-             COALESCE(q.routing_key, o.aggregate_type || '.' || o.event_type),
-             COALESCE(q.correlation_id, o.correlation_id), COALESCE(q.headers, o.headers),
-             length(COALESCE(q.body, o.body)), q.x_death, q.deliveries)),
-             CAST(group_concat(CAST(COALESCE(q.body, o.body) AS TEXT), '') AS BLOB)
-         FROM (SELECT * FROM messaging_queue
-             WHERE changes() > 0 AND queue = $3 AND id > $5 AND lock_token = $4 ORDER BY id LIMIT changes()) AS q
-         LEFT JOIN messaging_outbox o ON o.seq = q.outbox_ref",
+             WHERE queue = $1 AND id > $3 AND (lease_until IS NULL OR lease_until <= $5) ORDER BY id LIMIT $4)",
     )
-    .bind(Json(&look.owed.ids))
-    .bind(tokens(look.owed))
     .bind(look.queue)
     .bind(look.token)
     .bind(look.after)
     .bind(look.limit)
     .bind(now)
-    .bind(now.plus(look.lease));
-    let mut answers = c.fetch_many(query);
-    let mut settled = None;
-    while let Some(answer) = answers.try_next().await? {
-        match answer {
-            Either::Left(done) => settled = settled.or(Some(done.rows_affected())),
-            Either::Right(row) => {
-                let (found, bodies): (String, Option<Vec<u8>>) = (row.try_get(0)?, row.try_get(1)?);
-                return Ok((settled.unwrap_or(0), read_rows(&found, &bodies.unwrap_or_default())?));
-            }
-        }
+    .bind(now.plus(look.lease))
+    .execute(&mut *c)
+    .await?;
+    if claimed.rows_affected() == 0 {
+        return Ok((settled, Vec::new()));
     }
-    Err(sqlx::Error::RowNotFound)
+    let found: Vec<Columns> = query_as(
+        "SELECT q.id,
+             CASE WHEN o.seq IS NULL THEN q.message_id WHEN o.kind = 'redrive' THEN o.headers ->> 'x-message-id'
+                 ELSE lower(hex(o.event_id)) END,
+             COALESCE(q.routing_key, o.aggregate_type || '.' || o.event_type),
+             COALESCE(q.correlation_id, o.correlation_id), COALESCE(q.headers, o.headers),
+             COALESCE(q.body, o.body), q.x_death, q.deliveries
+         FROM (SELECT * FROM messaging_queue WHERE queue = $1 AND id > $3 AND lock_token = $2 ORDER BY id) AS q
+         LEFT JOIN messaging_outbox o ON o.seq = q.outbox_ref",
+    )
+    .bind(look.queue)
+    .bind(look.token)
+    .bind(look.after)
+    .fetch_all(c)
+    .await?;
+    Ok((settled, found.into_iter().map(row).collect()))
 }
 
-/// The columns of a row, with the length of the body in place of the body.
-type Found = (i64, Option<String>, String, Option<String>, String, usize, Option<String>, i32);
+type Columns = (i64, Option<String>, String, Option<String>, String, Vec<u8>, Option<String>, i32);
 
-fn read_rows(json: &str, mut bodies: &[u8]) -> sqlx::Result<Vec<Row>> {
-    let found: Vec<Found> = serde_json::from_str(json).map_err(|error| sqlx::Error::Decode(error.into()))?;
-    found
-        .into_iter()
-        .map(|(id, message_id, routing_key, correlation_id, headers, length, x_death, deliveries)| {
-            // An id of our own was written by the relay without hyphens; a foreign one stays as it is.
-            let ours = message_id.as_deref().and_then(|id| Uuid::try_parse(id).ok());
-            let message_id = ours.map(|id| id.to_string()).or(message_id);
-            let (body, rest) = bodies
-                .split_at_checked(length)
-                .ok_or_else(|| sqlx::Error::Decode("bodies are shorter than their lengths say".into()))?;
-            bodies = rest;
-            let body = Bytes::copy_from_slice(body);
-            Ok(Row { id, message_id, routing_key, correlation_id, headers, body, x_death, deliveries })
-        })
-        .collect()
+fn row((id, message_id, routing_key, correlation_id, headers, body, x_death, deliveries): Columns) -> Row {
+    // An id of our own comes without hyphens; a foreign one stays as it is.
+    let ours = message_id.as_deref().and_then(|id| Uuid::try_parse(id).ok());
+    let message_id = ours.map(|id| id.to_string()).or(message_id);
+    Row { id, message_id, routing_key, correlation_id, headers, body: body.into(), x_death, deliveries }
 }
 
 pub async fn renew(
@@ -116,7 +107,7 @@ pub async fn renew(
     lease: Duration,
     now: Timestamp,
 ) -> sqlx::Result<u64> {
-    sqlx::query(
+    query(
         "UPDATE messaging_queue SET lease_until = $3
          WHERE id IN (SELECT value FROM json_each($1)) AND lock_token = $2",
     )
@@ -133,7 +124,10 @@ fn tokens(owed: &Owed) -> Json<Vec<uuid::fmt::Simple>> {
 }
 
 pub async fn delete(c: &mut SqliteConnection, owed: &Owed) -> sqlx::Result<u64> {
-    sqlx::query(
+    if owed.ids.is_empty() {
+        return Ok(0);
+    }
+    query(
         "DELETE FROM messaging_queue
          WHERE id IN (SELECT value FROM json_each($1)) AND lock_token IN (SELECT unhex(value) FROM json_each($2))",
     )
@@ -145,14 +139,14 @@ pub async fn delete(c: &mut SqliteConnection, owed: &Owed) -> sqlx::Result<u64> 
 }
 
 pub async fn free_leftovers(c: &mut SqliteConnection) -> sqlx::Result<()> {
-    sqlx::query("UPDATE messaging_queue SET lock_token = NULL, lease_until = NULL WHERE lock_token IS NOT NULL")
+    query("UPDATE messaging_queue SET lock_token = NULL, lease_until = NULL WHERE lock_token IS NOT NULL")
         .execute(c)
         .await
         .map(drop)
 }
 
 pub async fn give_back(c: &mut SqliteConnection, ids: &[i64], token: Uuid) -> sqlx::Result<u64> {
-    sqlx::query(
+    query(
         "UPDATE messaging_queue SET lock_token = NULL, lease_until = NULL, deliveries = deliveries - 1
          WHERE id IN (SELECT value FROM json_each($1)) AND lock_token = $2",
     )
@@ -172,7 +166,7 @@ pub async fn move_to(
     now: Timestamp,
 ) -> sqlx::Result<u64> {
     let rows: Vec<_> = ids.iter().zip(deaths).collect();
-    sqlx::query(
+    query(
         "UPDATE messaging_queue SET queue = $3, x_death = d.value ->> 1, enqueued_at = $4, lock_token = NULL,
              lease_until = NULL, deliveries = 0
          FROM jsonb_each($1) AS d
@@ -193,7 +187,7 @@ pub async fn count(
     stale_after: Duration,
     now: Timestamp,
 ) -> sqlx::Result<Vec<Depth>> {
-    let rows: Vec<(String, i64, i64, Option<Timestamp>, i64)> = sqlx::query_as(
+    let rows: Vec<(String, i64, i64, Option<Timestamp>, i64)> = query_as(
         "SELECT name,
              (SELECT count(*) FROM messaging_queue WHERE queue = name AND (lease_until IS NULL OR lease_until <= $2)),
              (SELECT count(*) FROM messaging_queue WHERE queue = name AND lease_until > $2),
@@ -220,8 +214,8 @@ pub async fn count(
 }
 
 pub async fn beat(c: &mut SqliteConnection, subscription: Uuid, queue: &str, now: Timestamp) -> sqlx::Result<()> {
-    sqlx::query("DELETE FROM messaging_subscriptions WHERE seen_at < $1 - 3600000").bind(now).execute(&mut *c).await?;
-    sqlx::query(
+    query("DELETE FROM messaging_subscriptions WHERE seen_at < $1 - 3600000").bind(now).execute(&mut *c).await?;
+    query(
         "INSERT INTO messaging_subscriptions (id, queue, seen_at) VALUES ($1, $2, $3)
          ON CONFLICT (id) DO UPDATE SET seen_at = $3",
     )
