@@ -145,6 +145,12 @@ async fn whoever_was_refused_and_comes_again_too_soon_is_kept_waiting() {
         assert_eq!((ask("/v1/stock").await, ask("/livez").await), ("503".to_owned(), "200".to_owned()));
         assert_eq!(ask("/v1/stock").await, "503");
         assert!(began.elapsed() >= Duration::from_secs(1), "after {:?}", began.elapsed());
+        // Nor is there anything to be won by a new connection.
+        let began = Instant::now();
+        let mut fresh = connect(&app).await;
+        fresh.write_all(b"GET /v1/stock HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await.unwrap();
+        assert!(rest(&mut fresh).await.starts_with("HTTP/1.1 503"));
+        assert!(began.elapsed() >= Duration::from_millis(800), "after {:?}", began.elapsed());
         raw.execute("ROLLBACK").await.unwrap();
     };
     let (placed, ()) = tokio::join!(placing, asking);
@@ -217,6 +223,57 @@ async fn each_key_has_a_rate_of_its_own() {
     for _ in 0..20 {
         assert_eq!(app.get("/livez").send().await.unwrap().status(), StatusCode::OK, "probes are not counted");
     }
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn to_look_for_a_session_takes_a_place() {
+    let secret = Secret::random();
+    let keys = format!("admin:*:{}", secret.hash());
+    let (app, db) = start(&["--api-keys", &keys, "--http-max-in-flight", "1"]).await;
+    let (holder, browser) = (app.with_key(secret.reveal()), app.log_in(secret.reveal()).await);
+    browser.read("/v1/stock").await;
+    let stranger = app.with_session(Secret::random().reveal());
+    problem(stranger.get("/v1/stock").send().await.unwrap(), 401, "token-invalid").await;
+    // The one place is taken by an order that waits for the lock on the database.
+    let mut raw = SqliteConnection::connect(&db.url).await.unwrap();
+    raw.execute("BEGIN IMMEDIATE").await.unwrap();
+    let placing = holder.post("/v1/orders", &order("alice", &[("WIDGET-A", 1)])).send();
+    let asking = async {
+        eventually("the place to be taken", async || {
+            let response = holder.get("/v1/stock").send().await.unwrap();
+            (response.status() == StatusCode::SERVICE_UNAVAILABLE).then_some(())
+        })
+        .await;
+        for api in [&stranger, &browser] {
+            problem(api.get("/v1/stock").send().await.unwrap(), 503, "overloaded").await;
+            assert_eq!(api.get("/livez").send().await.unwrap().status(), StatusCode::OK);
+        }
+        browser.read("/v1/health").await;
+        // What cannot be one is not looked for.
+        for garbage in ["garbage", "stk_garbage", ""] {
+            problem(app.with_session(garbage).get("/v1/stock").send().await.unwrap(), 401, "token-invalid").await;
+        }
+        raw.execute("ROLLBACK").await.unwrap();
+    };
+    let (placed, ()) = tokio::join!(placing, asking);
+    placed.unwrap();
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_address_may_not_guess_sessions_as_it_likes() {
+    let secret = Secret::random();
+    let keys = format!("viewer:acme:{}", secret.hash());
+    let (app, _db) = start(&["--api-keys", &keys, "--rate-limit", "1", "--rate-limit-burst", "3"]).await;
+    for token in [Secret::random().reveal(), "garbage"] {
+        let guesser = app.with_session(token);
+        let guesses =
+            join_all((0..20).map(|_| async { guesser.get("/v1/stock").send().await.unwrap().status() })).await;
+        assert!(guesses.contains(&StatusCode::TOO_MANY_REQUESTS), "{guesses:?}");
+        assert!(guesses.iter().all(|status| [401, 429].contains(&status.as_u16())), "{guesses:?}");
+    }
+    app.with_key(secret.reveal()).read("/v1/stock").await;
     app.stop().await;
 }
 
