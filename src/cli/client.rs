@@ -21,7 +21,7 @@ use super::table::printable;
 #[derive(Args)]
 pub struct At {
     /// The server to ask; if not given, the one on this machine.
-    #[arg(long)]
+    #[arg(long, env = "STOCKADE_URL")]
     url: Option<String>,
 
     /// Where the server on this machine listens.

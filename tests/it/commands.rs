@@ -21,8 +21,12 @@ impl Ran {
 }
 
 fn stockade(server: &Server, args: &[&str]) -> Ran {
+    stockade_with(&[], &[args, &["--url", &server.url]].concat())
+}
+
+fn stockade_with(envs: &[(&str, &str)], args: &[&str]) -> Ran {
     let mut command = Command::new(env!("CARGO_BIN_EXE_stockade"));
-    let output = command.args(args).args(["--url", &server.url]).output().unwrap();
+    let output = command.args(args).envs(envs.iter().copied()).output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     Ran { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
@@ -126,4 +130,49 @@ async fn exit_codes_tell_what_to_do_next() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_stockade"));
     assert_eq!(command.args(["config", "--", "--bogus"]).output().unwrap().status.code(), Some(2), "no setting");
     server.terminate().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_command_that_asks_a_server_takes_its_url_from_the_environment() {
+    let db = TestDb::new(Engine::Sqlite).await;
+    let server = Server::start(&db, &[]);
+    for args in [&["queues"][..], &["healthcheck"], &["order", "list"], &["dead-letters", "list"], &["replay", "list"]]
+    {
+        let ran = stockade_with(&[("STOCKADE_URL", &server.url), ("STOCKADE_LISTEN", "127.0.0.1:1")], args);
+        assert_eq!(ran.code, Some(0), "{args:?}: {}", ran.err);
+    }
+    server.terminate().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_id_is_never_a_path() {
+    let db = TestDb::new(Engine::Sqlite).await;
+    let server = Server::start(&db, &[]);
+    for args in [
+        &["dead-letters", "show", "../orders?limit=1"][..],
+        &["dead-letters", "redrive", "../dead-letters/x"],
+        &["redrive", "show", "../orders?limit=1"],
+        &["replay", "stop", "../redrives/x"],
+        &["key", "revoke", "../keys/x"],
+    ] {
+        let ran = stockade(&server, args);
+        assert_eq!((ran.code, ran.out.as_str()), (Some(4), ""), "{args:?}: {}", ran.err);
+    }
+    server.terminate().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_migration_tells_programs_what_it_came_to() {
+    let db = TestDb::new(Engine::Sqlite).await;
+    let migrated = stockade_with(&[], &["migrate", "--json", "--database-url", &db.url]);
+    assert_eq!(migrated.code, Some(0), "{}", migrated.err);
+    let migrated = migrated.json();
+    assert_eq!((&migrated["database"], &migrated["migrations_missing"]), (&"sqlite".into(), &0.into()));
+}
+
+#[test]
+fn an_audit_of_a_database_that_is_away_says_so() {
+    let ran = stockade_with(&[], &["audit", "--database-url", "postgres://nobody@127.0.0.1:1/x"]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(6), ""), "{}", ran.err);
+    assert!(ran.err.contains("cannot connect to Postgres"), "{}", ran.err);
 }
