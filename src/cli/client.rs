@@ -1,7 +1,8 @@
 //! Talks to a running server: JSON over HTTP, and errors in words.
 //!
 //! A server that cannot be reached is [`Exit::Unavailable`]; one that answers with a problem is an error that quotes
-//! it. No proxy is ever asked: a server is named by the address it listens on.
+//! it. No proxy is ever asked: a server is named by the address it listens on, or by that of what speaks TLS before it.
+//! Its certificate must be one that this machine trusts.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -100,8 +101,9 @@ struct Refused {
 impl Client {
     /// No request takes longer than `timeout`.
     pub fn new(url: &str, timeout: Duration) -> anyhow::Result<Self> {
-        if !url.starts_with("http://") {
-            return Err(Exit::Usage.because(format!("{url} is no address of a server: it must start with http://")));
+        if !["http://", "https://"].iter().any(|scheme| url.starts_with(scheme)) {
+            let why = "is no address of a server: it must start with http:// or https://";
+            return Err(Exit::Usage.because(format!("{url} {why}")));
         }
         let http = reqwest::Client::builder().no_proxy().timeout(timeout).build()?;
         Ok(Self { http, url: url.trim_end_matches('/').to_owned(), operator: None, key: None, group: None })

@@ -13,6 +13,8 @@ pub struct Api {
 
 impl Api {
     pub fn new(url: String) -> Self {
+        // As in main.rs: every client of a test is made after this.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         Self { url, client: Client::new() }
     }
 
