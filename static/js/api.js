@@ -64,12 +64,12 @@ export function query(parameters) {
   return text ? `?${text}` : "";
 }
 
-/** What a GET finds, or null where there is nothing. */
+/** What a GET finds, or null where there is nothing, or nothing for whoever asks. */
 export async function find(path, signal) {
   try {
     return await get(path, signal);
   } catch (error) {
-    if (error instanceof Problem && [400, 404, 422].includes(error.status)) return null;
+    if (error instanceof Problem && [400, 403, 404, 422].includes(error.status)) return null;
     throw error;
   }
 }

@@ -1,9 +1,9 @@
 //! What people do on the dashboard, done in a real browser on the running binary.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{close, start};
-use crate::support::{Server, eventually};
+use crate::support::{Browser, Server, eventually};
 
 #[tokio::test]
 async fn an_order_is_seen_reserved_without_reloading() {
@@ -113,6 +113,69 @@ async fn search_and_keys_lead_everywhere() {
     browser.until_reads("h1", number).await;
     browser.press("?").await;
     browser.until_reads("dialog", "next and previous row").await;
+    close(server, browser).await;
+}
+
+/// Types words into the search box and waits for where they lead.
+async fn jump(browser: &Browser, words: &str, to: &str) {
+    browser.run("document.activeElement.blur()").await;
+    browser.press("/").await;
+    browser.press(&format!("{words}\u{e007}")).await;
+    let there = format!("return location.pathname + location.search === {}", json!(to));
+    browser.until(&format!("{words} to lead to {to}"), &there).await;
+    browser.until_reads("main h1", "").await;
+}
+
+#[tokio::test]
+async fn search_finds_everything_that_has_a_name() {
+    const CUSTOMER: &str = "0190a000-0000-7000-8000-0000000000cc";
+    const EVENT: &str = "0190a000-0000-7000-8000-0000000000ee";
+    const CORRELATION: &str = "0190a000-0000-7000-8000-0000000000dd";
+    let (_db, server, browser) = start(&[]).await;
+    let body =
+        json!({ "customer_id": CUSTOMER, "items": [{ "sku": "WIDGET-A", "quantity": 1, "unit_price_minor": 5 }] });
+    let placed = server.post("/v1/orders", &body).header("prefer", "wait=20").send().await.unwrap();
+    let order: Value = placed.json().await.unwrap();
+    let id = |value: &Value| value.as_str().unwrap().to_owned();
+    let (order_id, number) = (id(&order["id"]), id(&order["number"]));
+    assert!(server.pay(&order_id, 5).await.status().is_success());
+    server.eventually_list("/v1/ledger/entries", 2).await;
+    let envelope = json!({
+        "event_id": EVENT, "occurred_at": "2026-11-16T09:30:00Z", "aggregate_type": "order", "event_type": "placed",
+        "aggregate_id": EVENT, "group_id": order["group_id"], "correlation_id": CORRELATION, "payload": {},
+    });
+    server.tell("/v1/lab/publish", &json!({ "queue": "inventory", "body": envelope.to_string() })).await;
+    let letter = server.eventually_list("/v1/dead-letters?state=open", 1).await[0].clone();
+    let notice = server.eventually_list("/v1/notifications", 2).await[0].clone();
+    let redrive = server.tell("/v1/redrives", &json!({ "reason": "none-such" })).await;
+    let replay = server.tell("/v1/replays", &json!({ "from": "2999-01-01T00:00:00Z" })).await;
+    let reservation = server.read("/v1/reservations").await["data"][0].clone();
+    let event = server.read("/v1/inbox?consumer=ledger").await["data"][0]["event_id"].clone();
+    browser.visit("/settings").await;
+    let to_order = format!("/orders/{number}");
+    for (words, to) in [
+        (number.clone(), to_order.clone()),
+        (order_id.clone(), to_order),
+        (id(&reservation["number"]), format!("/orders/{order_id}")),
+        (id(&reservation["id"]), format!("/orders/{order_id}")),
+        (id(&event), format!("/inbox?event_id={}", id(&event))),
+        (id(&letter["id"]), format!("/dead-letters/{}", id(&letter["id"]))),
+        (id(&redrive["id"]), format!("/dead-letters?redrive={}", id(&redrive["id"]))),
+        (id(&replay["id"]), "/replays".to_owned()),
+        (id(&notice["id"]), format!("/notifications?order_id={order_id}")),
+        (CUSTOMER.to_owned(), format!("/orders?customer_id={CUSTOMER}")),
+        (id(&order["correlation_id"]), format!("/orders?correlation_id={}", id(&order["correlation_id"]))),
+        (CORRELATION.to_owned(), format!("/dead-letters?correlation_id={CORRELATION}")),
+        (id(&letter["reason"]), format!("/dead-letters?reason={}", id(&letter["reason"]))),
+        ("WIDGET-B".to_owned(), "/stock?sku=WIDGET-B".to_owned()),
+        ("cash".to_owned(), "/ledger?account=cash".to_owned()),
+        ("inventory".to_owned(), "/queues".to_owned()),
+    ] {
+        jump(&browser, &words, &to).await;
+    }
+    browser.press("/").await;
+    browser.press("0190a000-0000-7000-8000-00000000ffff\u{e007}").await;
+    browser.until_reads("#toasts", "Nothing here is called").await;
     close(server, browser).await;
 }
 
