@@ -49,6 +49,16 @@ pub struct Credential {
 impl Credential {
     /// Lets a client present it.
     pub fn given_to(&self, client: Client) -> anyhow::Result<Client> {
+        Ok(Client { key: self.key()?, group: self.as_group.clone(), ..client })
+    }
+
+    /// The headers that present it.
+    pub fn headers(&self) -> anyhow::Result<Vec<(&'static str, String)>> {
+        let key = self.key()?.map(|key| ("authorization", format!("Bearer {key}")));
+        Ok(key.into_iter().chain(self.as_group.clone().map(|group| ("x-group-id", group))).collect())
+    }
+
+    fn key(&self) -> anyhow::Result<Option<String>> {
         let key = match &self.api_key_file {
             Some(path) => Some(
                 std::fs::read_to_string(path)
@@ -56,8 +66,7 @@ impl Credential {
             ),
             None => std::env::var("STOCKADE_API_KEY").ok(),
         };
-        let key = key.map(|key| key.trim().to_owned()).filter(|key| !key.is_empty());
-        Ok(Client { key, group: self.as_group.clone(), ..client })
+        Ok(key.map(|key| key.trim().to_owned()).filter(|key| !key.is_empty()))
     }
 }
 
