@@ -3,9 +3,10 @@
 //!     stockade serve &
 //!     cargo run --release --example flood -- --url http://127.0.0.1:8080
 //!
-//! Three scenarios, one after the other or those that are named (`-- flood`, `-- slow idle`):
+//! Four scenarios, one after the other or those that are named (`-- flood`, `-- slow idle`):
 //! - **flood**: as many orders a second as the server can do with a few clients, then ten times as many, sent at that pace
 //!   whether answers come or not. Goodput is orders placed a second; it should stay at 90 % or more.
+//! - **fresh**: the same flood with a new connection for each order, as many as can be under way at once.
 //! - **slow**: connections that send a byte of a header every second; an honest client's latencies should stay the same.
 //! - **idle**: connections that say nothing at all; the same.
 //!
@@ -75,6 +76,7 @@ struct Flood {
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Scenario {
     Flood,
+    Fresh,
     Slow,
     Idle,
 }
@@ -136,8 +138,10 @@ async fn main() -> anyhow::Result<()> {
     let target = Target::read(&flood.url, flood.lines)?;
     let wanted = |scenario| flood.scenarios.is_empty() || flood.scenarios.contains(&scenario);
     target.settle().await?;
-    if wanted(Scenario::Flood) {
-        measure_flood(&flood, &target).await?;
+    for (scenario, is_fresh) in [(Scenario::Flood, false), (Scenario::Fresh, true)] {
+        if wanted(scenario) {
+            measure_flood(&flood, &target, is_fresh).await?;
+        }
     }
     for (scenario, name, count) in [(Scenario::Slow, "slow", flood.slow), (Scenario::Idle, "idle", flood.idle)] {
         if wanted(scenario) {
@@ -150,19 +154,24 @@ async fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn measure_flood(flood: &Flood, target: &Target) -> anyhow::Result<()> {
+async fn measure_flood(flood: &Flood, target: &Target, is_fresh: bool) -> anyhow::Result<()> {
     let alone = place(target, flood.clients, flood.lasting).await;
     target.settle().await?;
     let capacity = alone.rate(&alone.placed);
     println!("capacity    {capacity:.0} orders/s placed by {} clients, {}", flood.clients, alone.others());
     anyhow::ensure!(capacity > 0.0, "no order was placed");
     let wanted = capacity * FLOOD_FACTOR;
-    let flooded = send(target, flood.flood, flood.lasting, wanted).await;
+    let flooded = match is_fresh {
+        true => knock(target, flood.flood, flood.lasting, wanted).await,
+        false => send(target, flood.flood, flood.lasting, wanted).await,
+    };
     target.settle().await?;
     let (placed, sent) = (flooded.rate(&flooded.placed), flooded.rate(&flooded.sent));
     println!(
-        "flood       {sent:.0} orders/s sent by {} connections, {:.1} times as many: {placed:.0}/s placed, {}",
+        "{:<11} {sent:.0} orders/s sent by {} connections{}, {:.1} times as many: {placed:.0}/s placed, {}",
+        if is_fresh { "fresh" } else { "flood" },
         flood.flood,
+        if is_fresh { " at a time, each for one order" } else { "" },
         sent / capacity,
         flooded.others()
     );
@@ -250,6 +259,24 @@ async fn send(target: &Target, connections: u16, lasting: Duration, wanted: f64)
                 }
             };
             tokio::select! { () = sending => {}, () = reading => {} }
+        }
+    };
+    let _ = tokio::time::timeout(lasting, join_all((0..connections).map(flood))).await;
+    counts
+}
+
+/// Up to `connections` at a time that each place one order, together `wanted` of them a second.
+async fn knock(target: &Target, connections: u16, lasting: Duration, wanted: f64) -> Counts {
+    let (counts, start) = (Counts::new(lasting), Instant::now());
+    let pace = f64::from(connections) / wanted;
+    let flood = async |number: u16| {
+        let mut due = start + Duration::from_secs_f64(pace * f64::from(number) / f64::from(connections));
+        loop {
+            tokio::time::sleep_until(due).await;
+            counts.sent.fetch_add(1, Ordering::Relaxed);
+            let answer = ask(target.address, &mut None, &target.order).await;
+            counts.add(answer.map_or(0, |answer| answer.status));
+            due = (due + Duration::from_secs_f64(pace)).max(Instant::now());
         }
     };
     let _ = tokio::time::timeout(lasting, join_all((0..connections).map(flood))).await;

@@ -14,6 +14,7 @@ use crate::secrets::KEY_PREFIX;
 /// What a key is bound to that is bound to no one group.
 pub const EVERY_GROUP: &str = "*";
 const NAME_CHARS_MAX: usize = 64;
+const SECRET_BYTES: usize = 32;
 
 /// What the holder of a key presents. It prints as nothing at all: only [`Secret::reveal`] shows it.
 #[derive(Clone)]
@@ -22,8 +23,14 @@ pub struct Secret(String);
 impl Secret {
     /// 256 bits from the operating system's generator.
     pub fn random() -> Self {
-        let bits: [u8; 32] = rand::rng().random();
+        let bits: [u8; SECRET_BYTES] = rand::rng().random();
         Self(format!("{KEY_PREFIX}{}", URL_SAFE_NO_PAD.encode(bits)))
+    }
+
+    /// Does a text look like one? If not, nobody needs to be asked whose it is.
+    pub fn may_be(text: &str) -> bool {
+        let encoded = text.strip_prefix(KEY_PREFIX);
+        encoded.and_then(|encoded| URL_SAFE_NO_PAD.decode(encoded).ok()).is_some_and(|bits| bits.len() == SECRET_BYTES)
     }
 
     pub fn reveal(&self) -> &str {

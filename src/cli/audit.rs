@@ -1,6 +1,7 @@
-//! `stockade audit`: are the promises kept? Exit code 0 if they are, 3 if one is broken.
+//! `stockade audit`: are the promises kept? Exit code 0 if they are, 3 if one is broken, 6 if nobody answers.
 //!
-//! Asks the database itself, read only, beside its server if there is one; or a server, with `--url`.
+//! Asks the database itself, read only, beside its server if there is one; or a server, with `--url`. That one must be
+//! said: a variable that is set for other commands does not have another database audited than the one that is meant.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -41,7 +42,10 @@ impl Audit {
         telemetry::init(&self.settings.log, self.settings.log_format)?;
         let report: Report = match &self.url {
             Some(url) => self.credential.given_to(Client::new(url, self.timeout)?)?.get("/v1/audit").await?,
-            None => app::audit(self.settings).await?,
+            None => app::audit(self.settings).await.map_err(|error| match error.chain().any(is_out_of_reach) {
+                true => Exit::Unavailable.because(format!("{error:#}")),
+                false => error,
+            })?,
         };
         if self.json {
             out::print(&out::json_line(&report)?)?;
@@ -50,6 +54,11 @@ impl Audit {
         }
         Ok(if report.violations == 0 { Exit::Ok } else { Exit::Broken }.into())
     }
+}
+
+/// Is it a database that does not answer?
+fn is_out_of_reach(cause: &(dyn std::error::Error + 'static)) -> bool {
+    matches!(cause.downcast_ref(), Some(sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut))
 }
 
 fn page(report: &Report) -> String {

@@ -1,7 +1,8 @@
 //! Talks to a running server: JSON over HTTP, and errors in words.
 //!
 //! A server that cannot be reached is [`Exit::Unavailable`]; one that answers with a problem is an error that quotes
-//! it. No proxy is ever asked: a server is named by the address it listens on.
+//! it. No proxy is ever asked: a server is named by the address it listens on, or by that of what speaks TLS before it.
+//! Its certificate must be one that this machine trusts.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -21,7 +22,7 @@ use super::table::printable;
 #[derive(Args)]
 pub struct At {
     /// The server to ask; if not given, the one on this machine.
-    #[arg(long)]
+    #[arg(long, env = "STOCKADE_URL")]
     url: Option<String>,
 
     /// Where the server on this machine listens.
@@ -48,6 +49,16 @@ pub struct Credential {
 impl Credential {
     /// Lets a client present it.
     pub fn given_to(&self, client: Client) -> anyhow::Result<Client> {
+        Ok(Client { key: self.key()?, group: self.as_group.clone(), ..client })
+    }
+
+    /// The headers that present it.
+    pub fn headers(&self) -> anyhow::Result<Vec<(&'static str, String)>> {
+        let key = self.key()?.map(|key| ("authorization", format!("Bearer {key}")));
+        Ok(key.into_iter().chain(self.as_group.clone().map(|group| ("x-group-id", group))).collect())
+    }
+
+    fn key(&self) -> anyhow::Result<Option<String>> {
         let key = match &self.api_key_file {
             Some(path) => Some(
                 std::fs::read_to_string(path)
@@ -55,8 +66,7 @@ impl Credential {
             ),
             None => std::env::var("STOCKADE_API_KEY").ok(),
         };
-        let key = key.map(|key| key.trim().to_owned()).filter(|key| !key.is_empty());
-        Ok(Client { key, group: self.as_group.clone(), ..client })
+        Ok(key.map(|key| key.trim().to_owned()).filter(|key| !key.is_empty()))
     }
 }
 
@@ -100,8 +110,9 @@ struct Refused {
 impl Client {
     /// No request takes longer than `timeout`.
     pub fn new(url: &str, timeout: Duration) -> anyhow::Result<Self> {
-        if !url.starts_with("http://") {
-            return Err(Exit::Usage.because(format!("{url} is no address of a server: it must start with http://")));
+        if !["http://", "https://"].iter().any(|scheme| url.starts_with(scheme)) {
+            let why = "is no address of a server: it must start with http:// or https://";
+            return Err(Exit::Usage.because(format!("{url} {why}")));
         }
         let http = reqwest::Client::builder().no_proxy().timeout(timeout).build()?;
         Ok(Self { http, url: url.trim_end_matches('/').to_owned(), operator: None, key: None, group: None })

@@ -10,7 +10,7 @@ use stockade::messaging::dead_letters::Group;
 
 use super::client::Client;
 use super::exit::Exit;
-use super::remote::{Remote, read_time, with_query};
+use super::remote::{Remote, read_time, segment, with_query};
 use super::table::{facts, printable, short, table};
 
 const PATH: &str = "/v1/dead-letters";
@@ -123,7 +123,9 @@ impl DeadLetters {
                     eprintln!("No dead letters.");
                 }
             }
-            Verb::Show { id } => remote.answer(&client.get::<Value>(&format!("{PATH}/{id}")).await?, show)?,
+            Verb::Show { id } => {
+                remote.answer(&client.get::<Value>(&format!("{PATH}/{}", segment(&id))).await?, show)?
+            }
             Verb::Redrive { ids, reason } => {
                 let redriven = each(&client, &ids, "redrive", &json!({ "reason": reason })).await?;
                 remote.answer(&redriven, |rows| {
@@ -149,7 +151,7 @@ impl DeadLetters {
 async fn each(client: &Client, ids: &[String], verb: &str, body: &Value) -> anyhow::Result<Vec<Value>> {
     let mut done = Vec::with_capacity(ids.len());
     for id in ids {
-        done.push(client.post(&format!("{PATH}/{id}/{verb}"), body).await?);
+        done.push(client.post(&format!("{PATH}/{}/{verb}", segment(id)), body).await?);
     }
     Ok(done)
 }

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::client::Client;
 use super::exit::Exit;
-use super::remote::Remote;
+use super::remote::{Remote, segment, with_query};
 use super::table::{facts, table};
 
 /// How often the server is asked how far it has come.
@@ -66,21 +66,27 @@ impl Jobs {
         let client = remote.client()?;
         match self {
             Self::List { state } => {
-                let path = super::remote::with_query(path, [("state", state)]);
+                let path = with_query(path, [("state", state)]);
                 remote.answer(&client.list::<Job>(&path).await?, |jobs| list(jobs))?;
             }
-            Self::Show { id } => remote.answer(&client.get::<Job>(&format!("{path}/{id}")).await?, show)?,
+            Self::Show { id } => remote.answer(&client.get::<Job>(&one(path, &id)).await?, show)?,
             Self::Follow { id } => {
-                let job = client.get::<Job>(&format!("{path}/{id}")).await?;
+                let job = client.get::<Job>(&one(path, &id)).await?;
                 return follow(remote, &client, path, job).await;
             }
             Self::Stop { id, reason } => {
-                let stopped: Job = client.post(&format!("{path}/{id}/stop"), &json!({ "reason": reason })).await?;
+                let stopped: Job =
+                    client.post(&format!("{}/stop", one(path, &id)), &json!({ "reason": reason })).await?;
                 remote.answer(&stopped, show)?;
             }
         }
         Ok(Exit::Ok.into())
     }
+}
+
+/// The path of one of them.
+fn one(path: &str, id: &str) -> String {
+    format!("{path}/{}", segment(id))
 }
 
 fn list(jobs: &[Job]) -> String {
@@ -133,7 +139,7 @@ pub async fn follow(remote: &Remote, client: &Client, path: &str, mut job: Job) 
                 return Err(Exit::Interrupted.because(message));
             }
         }
-        job = client.get(&format!("{path}/{}", job.id)).await?;
+        job = client.get(&one(path, &job.id)).await?;
     }
     bar.finish_and_clear();
     remote.answer(&job, show)?;

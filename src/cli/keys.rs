@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use stockade::access::{EVERY_GROUP, Role, Secret, check_name};
 
 use super::exit::Exit;
-use super::remote::Remote;
+use super::remote::{Remote, segment};
 use super::table::{facts, table};
 
 #[derive(Args)]
@@ -88,7 +88,7 @@ impl Keys {
             }
             Verb::List => remote.answer(&remote.client()?.list::<Key>("/v1/keys").await?, |keys| list(keys))?,
             Verb::Revoke { id, reason } => {
-                let path = format!("/v1/keys/{id}/revoke");
+                let path = format!("/v1/keys/{}/revoke", segment(&id));
                 let revoked: Key = remote.client()?.post(&path, &json!({ "reason": reason })).await?;
                 remote.answer(&revoked, show)?;
             }

@@ -5,12 +5,15 @@ use std::net::SocketAddr;
 use std::process::ExitCode;
 
 use clap::Args;
+use serde_json::json;
 use stockade::app::Builder;
 use stockade::clock::Clock;
 use stockade::config::Settings;
 use stockade::db::Db;
 use stockade::lifecycle::asked_to_stop;
 use stockade::telemetry;
+
+use super::out;
 
 #[derive(Args)]
 pub struct Serve {
@@ -72,6 +75,9 @@ Place an order and wait for its outcome:
 
 #[derive(Args)]
 pub struct Migrate {
+    /// Print what it came to as JSON.
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     settings: Settings,
 }
@@ -80,6 +86,15 @@ impl Migrate {
     pub async fn run(self) -> anyhow::Result<ExitCode> {
         telemetry::init(&self.settings.log, self.settings.log_format)?;
         let db = Db::open(&self.settings.database(), Clock::System).await?;
+        let about = db.describe().await?;
+        if self.json {
+            let migrated = json!({
+                "database": db.engine_name(),
+                "version": about.version,
+                "migrations_missing": about.migrations_missing,
+            });
+            out::print(&out::json_line(&migrated)?)?;
+        }
         db.close().await;
         eprintln!("The database is at this version's schema.");
         Ok(ExitCode::SUCCESS)

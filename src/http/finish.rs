@@ -9,6 +9,7 @@ use super::extract::bad_filter;
 use super::limits::{OVERLOADED, RATE_LIMIT, RATE_LIMIT_POLICY};
 use super::page::NextCursor;
 use super::problem::Problem;
+use super::serve::HEAD_BYTES_MAX;
 use crate::clock::mint_id;
 use crate::trace::{KeyValue, Span, SpanKind, Traceparent};
 
@@ -32,7 +33,7 @@ pub async fn finish(mut request: Request, next: Next) -> Response {
     if let Some(carried) = span.carried() {
         request.extensions_mut().insert(carried);
     }
-    let mut response = match unanswerable(&uri) {
+    let mut response = match unanswerable(&request) {
         Some(problem) => problem.into_response(),
         None => next.run(request).await,
     };
@@ -70,13 +71,24 @@ fn begin_span(request: &Request) -> Span {
 }
 
 /// No id, name or filter of ours has a NUL, and Postgres would take its query for a broken one.
-fn unanswerable(uri: &Uri) -> Option<Problem> {
+fn unanswerable(request: &Request) -> Option<Problem> {
     const NUL: &str = "%00";
-    if uri.path().contains(NUL) {
+    let uri = request.uri();
+    if head_bytes(request) > HEAD_BYTES_MAX {
+        let detail = format!("the request's line and headers are larger than {HEAD_BYTES_MAX} bytes");
+        Some(Problem::new(431, "head-too-large", detail))
+    } else if uri.path().contains(NUL) {
         Some(Problem::not_found("there is nothing at a path with a NUL in it"))
     } else {
         uri.query().filter(|query| query.contains(NUL)).map(|_| bad_filter("no parameter takes a NUL"))
     }
+}
+
+/// How large a request's line and headers are, as far as anybody can choose it.
+fn head_bytes(request: &Request) -> usize {
+    let uri = request.uri();
+    let line = uri.path().len() + uri.query().map_or(0, str::len);
+    line + request.headers().iter().map(|(name, value)| name.as_str().len() + value.len()).sum::<usize>()
 }
 
 fn is_safe_id(id: &str) -> bool {

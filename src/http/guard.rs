@@ -1,12 +1,17 @@
 //! The guard before every route of the API: who is it, and may it?
 //!
 //! What an operation asks for is what its `security` says in the API document: each requirement names a role, and
-//! `platform` where no one tenant's key will do; an empty requirement lets anybody in. The guard reads the document, so
-//! what is promised there is what holds. An operation that says nothing is for admins of the platform.
+//! `platform` where no one tenant's key will do; an empty requirement lets anybody in, and where it stands alone nobody
+//! is asked who they are. The guard reads the document, so what is promised there is what holds. An operation that says
+//! nothing is for admins of the platform.
+//!
+//! Whose a key is, is known without asking; whose a session is, the database knows. That look is taken within the
+//! limits that hold for strangers, and probes do not wait for it.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, Method, StatusCode, header};
@@ -16,17 +21,22 @@ use utoipa::openapi::OpenApi;
 
 use super::caller::{Identity, X_GROUP_ID};
 use super::document::KEY_SCHEME;
-use super::limits::Limiter;
+use super::limits::{Limiter, Origin, is_always_answered};
 use super::problem::Problem;
-use crate::access::{Hash, Keys, Role, check_name, sessions};
+use crate::access::{Hash, Keys, Role, Secret, check_name, sessions};
 
 pub const COOKIE: &str = "stockade_session";
 const PLATFORM: &str = "platform";
+/// How long a probe waits to learn whose session it was sent with.
+const PROBE_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// What an operation asks of its caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Rule {
+    /// Nobody is asked who they are.
     Anybody,
+    /// Anybody, but whoever is known may be told more.
+    AnybodyAndHolders,
     /// Any of these.
     Holders(Vec<Need>),
 }
@@ -49,11 +59,12 @@ impl Rule {
 
     fn read(security: Option<&serde_json::Value>) -> Self {
         let requirements = security.and_then(serde_json::Value::as_array).map_or(&[][..], Vec::as_slice);
+        let requirements: Vec<_> = requirements.iter().filter_map(serde_json::Value::as_object).collect();
+        if requirements.iter().any(|requirement| requirement.is_empty()) {
+            return if requirements.len() == 1 { Self::Anybody } else { Self::AnybodyAndHolders };
+        }
         let mut needs = Vec::new();
-        for requirement in requirements.iter().filter_map(serde_json::Value::as_object) {
-            if requirement.is_empty() {
-                return Self::Anybody;
-            }
+        for requirement in requirements {
             let Some(words) = requirement.get(KEY_SCHEME).and_then(serde_json::Value::as_array) else { continue };
             let words: Vec<&str> = words.iter().filter_map(serde_json::Value::as_str).collect();
             needs.extend(
@@ -68,7 +79,7 @@ impl Rule {
 
     fn is_met_by(&self, identity: &Identity) -> bool {
         match self {
-            Self::Anybody => true,
+            Self::Anybody | Self::AnybodyAndHolders => true,
             Self::Holders(needs) => needs.iter().any(|need| need.is_met_by(identity)),
         }
     }
@@ -125,14 +136,14 @@ impl Guard {
         })
     }
 
-    /// Whoever it is; nobody if the request does not say.
-    async fn identify(&self, headers: &HeaderMap) -> Result<Option<Identity>, Problem> {
+    /// Whoever it says it is, as far as that is known without asking the database.
+    fn claim(&self, headers: &HeaderMap) -> Result<Claim, Problem> {
         if self.keys.is_open() {
             return if self.loopback && !is_own_name(headers) {
                 let detail = "without API keys this server answers only to its own address and to localhost";
                 Err(Problem::new(403, "cross-site-blocked", detail))
             } else {
-                Ok(Some(Identity::anybody()))
+                Ok(Claim::Identity(Identity::anybody()))
             };
         }
         let invalid = || Problem::new(401, "token-invalid", "there is no such key, or it has expired or been revoked");
@@ -142,35 +153,67 @@ impl Guard {
                     Problem::new(401, "token-invalid", "give the key as `Authorization: Bearer <key>`")
                 })?;
             let key = self.keys.find(&Hash::of(secret)).ok_or_else(invalid)?;
-            return Identity::of(&key, asked_group(headers)?.as_deref()).map(Some);
+            return Identity::of(&key, asked_group(headers)?.as_deref()).map(Claim::Identity);
         }
-        let Some(token) = session_token(headers) else { return Ok(None) };
-        let session = sessions::find(&mut self.keys.db().read().await?, &Hash::of(token)).await?;
-        let ended = || Problem::new(401, "token-invalid", "the session has ended; log in again");
-        let session = session.ok_or_else(ended)?;
-        let key = self.keys.find(&session.key).ok_or_else(ended)?;
-        let asked = asked_group(headers)?.or(session.group_id);
-        let identity = Identity::of(&key, asked.as_deref())?;
-        Ok(Some(Identity { expires_at: Some(session.expires_at), ..identity }))
+        match session_token(headers) {
+            None => Ok(Claim::Nothing),
+            Some(token) if Secret::may_be(token) => Ok(Claim::Session(Hash::of(token))),
+            Some(_) => Err(session_ended()),
+        }
     }
 
-    async fn admit(&self, rule: Rule, headers: &HeaderMap) -> Result<Option<Identity>, Problem> {
-        let identity = match (self.identify(headers).await, &rule) {
-            // What anybody may ask is answered whatever else is wrong with the request.
-            (Err(_), Rule::Anybody) => return Ok(None),
-            (identity, _) => identity?,
-        };
-        match identity {
-            Some(identity) if rule.is_met_by(&identity) => Ok(Some(identity)),
-            Some(_) => {
-                let detail = format!("this takes {}, which this key does not have", rule.in_words());
+    /// Whose a session is.
+    async fn resume(&self, session: Hash, headers: &HeaderMap) -> Result<Identity, Problem> {
+        let session = sessions::find(&mut self.keys.db().read().await?, &session).await?.ok_or_else(session_ended)?;
+        let key = self.keys.find(&session.key).ok_or_else(session_ended)?;
+        let asked = asked_group(headers)?.or(session.group_id);
+        let identity = Identity::of(&key, asked.as_deref())?;
+        Ok(Identity { expires_at: Some(session.expires_at), ..identity })
+    }
+
+    /// The same, for a probe: whose it is if the database tells in time.
+    async fn resume_in_time(&self, session: Hash, headers: &HeaderMap) -> Result<Who, Problem> {
+        match tokio::time::timeout(PROBE_TIMEOUT, self.resume(session, headers)).await {
+            Ok(Ok(identity)) => Ok(Who::Known(identity)),
+            Ok(Err(problem)) if problem.status < 500 => Err(problem),
+            Ok(Err(_)) | Err(_) => Ok(Who::Unclear),
+        }
+    }
+}
+
+/// What a request presents.
+enum Claim {
+    Nothing,
+    Identity(Identity),
+    Session(Hash),
+}
+
+/// Who sends a request.
+enum Who {
+    Nobody,
+    Known(Identity),
+    /// The database, which knows, is away; only probes are answered then.
+    Unclear,
+}
+
+impl Rule {
+    /// Lets somebody in, or says why not.
+    fn admit(&self, who: Result<Who, Problem>) -> Result<Option<Identity>, Problem> {
+        // What anybody may ask is answered whatever else is wrong with the request.
+        let is_open = *self == Self::AnybodyAndHolders;
+        match who {
+            Ok(Who::Known(identity)) if self.is_met_by(&identity) => Ok(Some(identity)),
+            Ok(Who::Known(_)) => {
+                let detail = format!("this takes {}, which this key does not have", self.in_words());
                 Err(Problem::new(403, "role-insufficient", detail))
             }
-            None if rule == Rule::Anybody => Ok(None),
-            None => {
-                let detail = format!("this takes {}: give a key as `Authorization: Bearer <key>`", rule.in_words());
+            Ok(Who::Unclear) => Ok(None),
+            Ok(Who::Nobody) | Err(_) if is_open => Ok(None),
+            Ok(Who::Nobody) => {
+                let detail = format!("this takes {}: give a key as `Authorization: Bearer <key>`", self.in_words());
                 Err(Problem::new(401, "token-missing", detail))
             }
+            Err(problem) => Err(problem),
         }
     }
 }
@@ -182,15 +225,34 @@ pub async fn guard(State((guard, limiter)): State<(Guard, Limiter)>, mut request
         Ok(rule) => rule,
         Err(refusal) => return refusal,
     };
-    match guard.admit(rule, request.headers()).await {
+    if rule == Rule::Anybody {
+        return next.run(request).await;
+    }
+    let (origin, is_probe) = (Origin::of(&request), is_always_answered(&request));
+    let headers = request.headers();
+    let who = match guard.claim(headers) {
+        Ok(Claim::Nothing) => Ok(Who::Nobody),
+        Ok(Claim::Identity(identity)) => Ok(Who::Known(identity)),
+        Ok(Claim::Session(session)) if is_probe => guard.resume_in_time(session, headers).await,
+        Ok(Claim::Session(session)) => match limiter.place_for_stranger(&origin).await {
+            Ok(_place) => guard.resume(session, headers).await.map(Who::Known),
+            Err(refusal) => return refusal,
+        },
+        Err(problem) => Err(problem),
+    };
+    match rule.admit(who) {
         Ok(identity) => {
             if let Some(identity) = identity {
                 request.extensions_mut().insert(identity);
             }
             next.run(request).await
         }
-        Err(problem) => limiter.refuse_stranger(&request).unwrap_or_else(|| problem.into_response()),
+        Err(problem) => limiter.refuse_stranger(&origin).unwrap_or_else(|| problem.into_response()),
     }
+}
+
+fn session_ended() -> Problem {
+    Problem::new(401, "token-invalid", "the session has ended; log in again")
 }
 
 /// The token of an Authorization header.
@@ -236,6 +298,7 @@ mod tests {
         let read = |security| Rule::read(Some(&security));
         let need = |role, platform| Need { role, platform };
         assert_eq!(read(json!([{}])), Rule::Anybody);
+        assert_eq!(read(json!([{}, { "key": ["viewer"] }])), Rule::AnybodyAndHolders);
         assert_eq!(read(json!([{ "key": ["client"] }])), Rule::Holders(vec![need(Role::Client, false)]));
         assert_eq!(read(json!([{ "key": ["operator", "platform"] }])), Rule::Holders(vec![need(Role::Operator, true)]));
         let strictest = Rule::Holders(vec![need(Role::Admin, true)]);

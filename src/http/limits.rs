@@ -2,9 +2,14 @@
 //!
 //! A server that takes on more than it can do does ever less of it. Beyond the number it can have in hand, requests are
 //! refused at once with a 503 that says when to come again. Whoever comes again sooner, and there is still no place, is
-//! kept waiting until then: so a connection is refused once a second at most, and a flood costs next to nothing. A body
-//! is read before its request takes a place, so whoever sends one slowly keeps nobody out; whoever waits for an outcome
-//! gives the place back. Probes are always answered.
+//! kept waiting until then: so a connection is refused once a second at most, and a flood costs next to nothing. Nor is
+//! there anything to be won by a new connection for each request, for it is the address that was asked to wait. (All
+//! clients behind one proxy have its address. Those for whom there is no place either hear so up to a second later;
+//! nobody is refused for it.) But a new connection that is kept waiting takes up room, so at most half of all
+//! connections are; beyond that they are refused at once.
+//!
+//! A body is read before its request takes a place, so whoever sends one slowly keeps nobody out; whoever waits for an
+//! outcome gives the place back. Probes are always answered.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -42,6 +47,7 @@ const CALLERS_MAX: usize = 10_000;
 pub struct Limiter {
     rate: Option<Arc<Rate>>,
     places: Arc<Semaphore>,
+    refused: Arc<Refused>,
     body_bytes_max: usize,
     body_timeout: Duration,
 }
@@ -51,6 +57,7 @@ impl Limiter {
         Self {
             rate: limits.rate.map(|rate| Arc::new(Rate::new(rate))),
             places: Arc::new(Semaphore::new(limits.in_flight_max)),
+            refused: Arc::new(Refused { until: Mutex::default(), waiting: Semaphore::new(limits.kept_waiting_max) }),
             body_bytes_max: limits.buffer_bytes_max,
             body_timeout: limits.body_timeout,
         }
@@ -73,23 +80,54 @@ impl Place {
 pub struct Advice(Arc<Mutex<Option<Instant>>>);
 
 impl Advice {
-    /// Waits until then, if there was one, and gives the advice anew.
-    async fn enforce(&self) {
-        let given = self.lock().take();
-        if let Some(moment) = given {
-            tokio::time::sleep_until(moment).await;
-        }
-        *self.lock() = Some(Instant::now() + Duration::from_secs(COME_AGAIN_SECONDS.into()));
-    }
-
     fn lock(&self) -> std::sync::MutexGuard<'_, Option<Instant>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-pub async fn limit(State(limiter): State<Limiter>, request: Request, next: Next) -> Response {
+/// The same for addresses, since one may come by a new connection each time.
+struct Refused {
+    until: Mutex<HashMap<IpAddr, Instant>>,
+    /// Places for new connections that are kept waiting.
+    waiting: Semaphore,
+}
+
+impl Refused {
+    /// Waits until the moment that was advised before, if there was one, and gives the advice anew.
+    async fn enforce_advice(&self, origin: &Origin) {
+        let given = origin.advice.lock().take();
+        match given {
+            Some(moment) => tokio::time::sleep_until(moment).await,
+            None => {
+                let of_address = self.lock().get(&origin.address).copied();
+                if let (Some(moment), Ok(_place)) = (of_address, self.waiting.try_acquire()) {
+                    tokio::time::sleep_until(moment).await;
+                }
+            }
+        }
+        let now = Instant::now();
+        let moment = now + Duration::from_secs(COME_AGAIN_SECONDS.into());
+        *origin.advice.lock() = Some(moment);
+        let mut all = self.lock();
+        if all.len() >= CALLERS_MAX {
+            all.retain(|_, until| *until > now);
+        }
+        all.insert(origin.address, moment);
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<IpAddr, Instant>> {
+        self.until.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Is this one of the requests that are answered however busy the server is?
+pub fn is_always_answered(request: &Request) -> bool {
     let path = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
-    if ALWAYS.contains(&path) {
+    ALWAYS.contains(&path)
+}
+
+pub async fn limit(State(limiter): State<Limiter>, request: Request, next: Next) -> Response {
+    if is_always_answered(&request) {
         return next.run(request).await;
     }
     if let Some(rate) = &limiter.rate
@@ -102,11 +140,9 @@ pub async fn limit(State(limiter): State<Limiter>, request: Request, next: Next)
         Err(problem) => return problem.into_response(),
     };
     let Ok(permit) = limiter.places.clone().try_acquire_owned() else {
-        let advice = request.extensions_mut().remove::<Advice>().unwrap_or_default();
+        let origin = Origin::of(&request);
         drop(request);
-        advice.enforce().await;
-        let detail = "the server has as many requests in hand as it can do; nothing was done";
-        return Problem::new(503, OVERLOADED, detail).retry_after(COME_AGAIN_SECONDS).into_response();
+        return limiter.refuse(&origin).await;
     };
     let place = Place(Arc::new(Mutex::new(Some(permit))));
     request.extensions_mut().insert(place.clone());
@@ -115,11 +151,44 @@ pub async fn limit(State(limiter): State<Limiter>, request: Request, next: Next)
     response
 }
 
+/// Where a request came from, and what was said there before.
+pub struct Origin {
+    address: IpAddr,
+    advice: Advice,
+}
+
+impl Origin {
+    pub fn of(request: &Request) -> Self {
+        Self { address: address(request), advice: request.extensions().get::<Advice>().cloned().unwrap_or_default() }
+    }
+}
+
 impl Limiter {
+    /// The answer where there is no place.
+    async fn refuse(&self, origin: &Origin) -> Response {
+        self.refused.enforce_advice(origin).await;
+        let detail = "the server has as many requests in hand as it can do; nothing was done";
+        Problem::new(503, OVERLOADED, detail).retry_after(COME_AGAIN_SECONDS).into_response()
+    }
+
     /// For a request that is refused anyway: the answer to give instead if its address sends more of them than it may.
-    pub fn refuse_stranger(&self, request: &Request) -> Option<Response> {
+    pub fn refuse_stranger(&self, origin: &Origin) -> Option<Response> {
         let rate = self.rate.as_ref()?;
-        rate.admit(Sender::Address(address(request)), Instant::now()).err().map(|wait| rate.refuse(wait))
+        rate.admit(Sender::Address(origin.address), Instant::now()).err().map(|wait| rate.refuse(wait))
+    }
+
+    /// A place to find out in the database who sends a request. Whoever turns out to be nobody has taken one, too; and
+    /// from an address that sends too many of those none is looked at.
+    pub async fn place_for_stranger(&self, origin: &Origin) -> Result<OwnedSemaphorePermit, Response> {
+        if let Some(rate) = &self.rate
+            && let Err(wait) = rate.check(Sender::Address(origin.address), Instant::now())
+        {
+            return Err(rate.refuse(wait));
+        }
+        match self.places.clone().try_acquire_owned() {
+            Ok(place) => Ok(place),
+            Err(_) => Err(self.refuse(origin).await),
+        }
     }
 
     /// The request with its body read to the end.
@@ -188,15 +257,21 @@ impl Rate {
         if all.len() >= CALLERS_MAX {
             all.retain(|_, until| *until > now);
         }
+        let until = self.paid_until(&all, sender, now)?;
+        all.insert(sender, until + self.cost());
+        Ok(())
+    }
+
+    /// Would a request be let through?
+    fn check(&self, sender: Sender, now: Instant) -> Result<(), Duration> {
+        self.paid_until(&self.paid_until.lock().unwrap_or_else(PoisonError::into_inner), sender, now).map(drop)
+    }
+
+    fn paid_until(&self, all: &HashMap<Sender, Instant>, sender: Sender, now: Instant) -> Result<Instant, Duration> {
         let until = all.get(&sender).copied().unwrap_or(now).max(now);
         let ahead = until - now + self.cost();
-        match ahead.checked_sub(self.cost() * self.limit.burst.max(1)).filter(|over| !over.is_zero()) {
-            Some(over) => Err(over),
-            None => {
-                all.insert(sender, until + self.cost());
-                Ok(())
-            }
-        }
+        let over = ahead.checked_sub(self.cost() * self.limit.burst.max(1)).filter(|over| !over.is_zero());
+        over.map_or(Ok(until), Err)
     }
 
     fn refuse(&self, wait: Duration) -> Response {
@@ -235,6 +310,9 @@ mod tests {
         assert_eq!(rate.admit(one, start), Err(Duration::from_millis(100)));
         let later = start + Duration::from_millis(200);
         assert_eq!(sent(one, later), 2, "ten a second");
-        assert_eq!(sent(one, later + Duration::from_secs(60)), 5, "never more than the burst");
+        let much_later = later + Duration::from_secs(60);
+        assert!((0..100).all(|_| rate.check(one, much_later).is_ok()), "to ask costs nothing");
+        assert_eq!(sent(one, much_later), 5, "never more than the burst");
+        assert!(rate.check(one, much_later).is_err());
     }
 }

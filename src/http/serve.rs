@@ -26,8 +26,8 @@ use tower::ServiceExt;
 
 use super::limits::Advice;
 
-/// Larger heads are answered with a 431.
-const HEAD_BYTES_MAX: usize = 32 * 1024;
+/// Larger heads are answered with a 431: those that are still coming by hyper, those that came at once by `finish`.
+pub(super) const HEAD_BYTES_MAX: usize = 32 * 1024;
 /// When the process is out of file handles, closing connections is all that helps; until then there is no hurry.
 const OUT_OF_HANDLES_PAUSE: Duration = Duration::from_millis(100);
 

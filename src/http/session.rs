@@ -15,7 +15,7 @@ use super::extract::Body;
 use super::guard::{COOKIE, session_token};
 use super::problem::{FieldError, Problem};
 use crate::access::sessions::{self, Session};
-use crate::access::{Hash, Keys, Role, check_name};
+use crate::access::{Hash, Keys, Role, Secret, check_name};
 use crate::clock::Timestamp;
 
 #[derive(Clone)]
@@ -90,7 +90,7 @@ async fn log_in(State(ours): State<Sessions>, headers: HeaderMap, body: Body<Log
     let expires_at = key.expires_at.map_or(ends, |key_ends| key_ends.min(ends));
     let mut tx = ours.keys.db().begin().await?;
     // The browser's last session is over, whoever it was.
-    if let Some(token) = session_token(&headers) {
+    if let Some(token) = session_token(&headers).filter(|token| Secret::may_be(token)) {
         sessions::end(&mut tx, &Hash::of(token)).await?;
     }
     let secret = sessions::begin(&mut tx, &Session { key: key.hash, group_id, expires_at }).await?;
@@ -113,7 +113,7 @@ async fn get_session(caller: Caller) -> Json<SessionBody> {
     (status = 204, description = "There is no session any more"),
 ))]
 async fn log_out(State(ours): State<Sessions>, headers: HeaderMap) -> Result<Response, Problem> {
-    if let Some(token) = session_token(&headers) {
+    if let Some(token) = session_token(&headers).filter(|token| Secret::may_be(token)) {
         let mut tx = ours.keys.db().begin().await?;
         sessions::end(&mut tx, &Hash::of(token)).await?;
         tx.commit().await?;

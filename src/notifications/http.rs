@@ -59,6 +59,7 @@ impl From<Notice> for NoticeBody {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ListNotifications {
+    id: Option<Uuid>,
     order_id: Option<Uuid>,
     #[param(inline)]
     kind: Option<Kind>,
@@ -86,6 +87,7 @@ async fn list_notifications(
     }
     let query = store::Query {
         group_id: caller.group_id,
+        id: params.id,
         order_id: params.order_id,
         kind: params.kind,
         state: params.state,

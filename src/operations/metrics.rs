@@ -70,7 +70,7 @@ pub fn routes() -> OpenApiRouter<Scrape> {
 ///
 /// With METRICS_TOKEN set it must be given, as `x-metrics-token` or as a Bearer token. On a server with API keys a key
 /// for every group will do instead.
-#[utoipa::path(get, path = "/v1/metrics", tag = "health", security(()), responses(
+#[utoipa::path(get, path = "/v1/metrics", tag = "health", security((), ("key" = ["viewer", "platform"])), responses(
     (status = 200, body = String, content_type = "application/openmetrics-text"),
     (status = 401, body = Problem, content_type = "application/problem+json"),
 ))]

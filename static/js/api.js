@@ -17,8 +17,8 @@ export const operator = {
   set: (name) => localStorage.setItem("stockade.operator", name),
 };
 
-async function call(method, path, { body, headers, signal, read = "json" } = {}) {
-  const request = { method, headers: { ...headers }, signal };
+async function call(method, path, { body, headers, signal, keepalive, read = "json" } = {}) {
+  const request = { method, headers: { ...headers }, signal, keepalive };
   // A header holds ASCII; whoever has another name is still recorded, by what is left of it.
   const name = operator.get().replace(/[^\x20-\x7e]/g, "").trim();
   if (method !== "GET" && name) request.headers["X-Operator"] = name;
@@ -49,6 +49,8 @@ export const get = (path, signal) => call("GET", path, { signal });
 /** The answer to the letter: numbers too large for a script stay what they are. */
 export const text = (path, signal) => call("GET", path, { signal, read: "text" });
 export const post = (path, body, headers) => call("POST", path, { body, headers });
+/** A POST that is sent even if the page is being left. */
+export const postAtLast = (path) => call("POST", path, { keepalive: true });
 export const put = (path, body) => call("PUT", path, { body });
 export const remove = (path) => call("DELETE", path);
 
@@ -64,12 +66,12 @@ export function query(parameters) {
   return text ? `?${text}` : "";
 }
 
-/** What a GET finds, or null where there is nothing. */
+/** What a GET finds, or null where there is nothing, or nothing for whoever asks. */
 export async function find(path, signal) {
   try {
     return await get(path, signal);
   } catch (error) {
-    if (error instanceof Problem && [400, 404, 422].includes(error.status)) return null;
+    if (error instanceof Problem && [400, 403, 404, 422].includes(error.status)) return null;
     throw error;
   }
 }

@@ -1,7 +1,7 @@
 // The four demos as checklists that do their steps and tick themselves off. A step is done when what it promises can
 // be seen, not when its call has answered.
 
-import { find, get, path, post, put, query } from "./api.js";
+import { find, get, path, post, postAtLast, put, query } from "./api.js";
 import { KINDS, administer } from "./poison.js";
 
 const PATIENCE_MS = 90_000;
@@ -78,7 +78,7 @@ export const DEMOS = [
       }],
       ["Every promise holds", promises],
     ],
-    mend: () => post("/v1/consumers/inventory/resume"),
+    mend: () => postAtLast("/v1/consumers/inventory/resume"),
   },
   {
     name: "duplicates",
@@ -100,7 +100,7 @@ export const DEMOS = [
       }],
       ["Every promise holds", promises],
     ],
-    mend: () => post("/v1/lab/reset"),
+    mend: () => postAtLast("/v1/lab/reset"),
   },
   {
     name: "poison",

@@ -8,6 +8,8 @@ import { navigate } from "./router.js";
 
 /** A list is asked for again no more often than this while it changes. */
 const REFRESH_MS = 2000;
+/** What follows a part of the picture that is not there, as tenants' have no queues, is asked for this often. */
+const UNTOLD_MS = 5000;
 /** One whose rows are under way is asked for this often. */
 const MOVING_MS = 1000;
 
@@ -74,7 +76,12 @@ export function follow(sections, signal, look) {
       timer = setTimeout(run, Math.max(0, last + REFRESH_MS - Date.now()));
     }
   }, signal);
-  signal.addEventListener("abort", () => clearTimeout(timer));
+  const isTold = () => sections.some((name) => name in live.picture);
+  const asks = setInterval(() => live.isLive() && !isTold() && look(), UNTOLD_MS);
+  signal.addEventListener("abort", () => {
+    clearTimeout(timer);
+    clearInterval(asks);
+  });
 }
 
 function form(filters, known) {

@@ -34,6 +34,11 @@ export function isPaused() {
   return paused;
 }
 
+/** Does the picture follow what happens? */
+export function isLive() {
+  return ["live", "polling"].includes(state);
+}
+
 export function setPaused(value) {
   paused = value;
   localStorage.setItem("stockade.paused", value ? "yes" : "no");
@@ -118,7 +123,7 @@ function tell(names) {
 
 /** Keeps a minute of depths for the sparklines. */
 function remember() {
-  if (!picture.queues || !["live", "polling"].includes(state)) return;
+  if (!picture.queues || !isLive()) return;
   for (const queue of picture.queues) {
     const points = history.get(queue.name) ?? [];
     points.push(queue.depth + (queue.in_flight ?? 0));
@@ -130,7 +135,7 @@ function remember() {
 
 /** How old the picture is, if it should be newer. */
 export function staleFor() {
-  return ["live", "polling"].includes(state) || !lastFrameAt ? 0 : Date.now() - lastFrameAt;
+  return isLive() || !lastFrameAt ? 0 : Date.now() - lastFrameAt;
 }
 
 /** "inventory" of "stockade.inventory": the name of the consumer. */
@@ -140,6 +145,6 @@ export function shortName(queue) {
 
 /** The consumers there are, as far as the picture tells, and the one asked for. */
 export function consumers(asked) {
-  const names = (picture.queues ?? []).map(shortName);
+  const names = picture.queues?.map(shortName) ?? Object.keys(picture.server?.consumers ?? {}).filter((name) => name !== "dead-letters");
   return asked && !names.includes(asked) ? [...names, asked] : names;
 }

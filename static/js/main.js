@@ -39,6 +39,7 @@ router.route("/orders/:id", order);
 router.route("/dead-letters/:id", deadLetter);
 
 theme.start();
+await session.start();
 drawBar();
 drawSide();
 listenForKeys();
@@ -98,7 +99,7 @@ function drawSide() {
     h("ul", {}, pages.map(([path, page]) => {
       const element = h("a", { href: path }, page.title, page === deadLetters && letters);
       links.set(page, element);
-      return h("li", { "data-page": path }, element);
+      return h("li", { "data-page": path, hidden: page.forPlatform && !session.isPlatform() }, element);
     }))));
   put(document.getElementById("side"), groups,
     h("div", { class: "group foot" }, h("ul", {}, h("li", {}, h("a", { href: "/docs/" }, "API docs")))));
@@ -114,7 +115,7 @@ function drawSide() {
     const open = (live.picture.queues ?? []).reduce((sum, queue) => sum + queue.dead_letters, 0);
     letters.hidden = open === 0;
     put(letters, count(open), h("span", { class: "unseen" }, " open"));
-    document.querySelector('[data-page="/lab"]').hidden = !live.picture.server?.demo;
+    document.querySelector('[data-page="/lab"]').hidden = !session.hasLab();
   });
 }
 

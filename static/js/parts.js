@@ -2,6 +2,7 @@
 
 import { Problem } from "./api.js";
 import { h, put, svg } from "./dom.js";
+import { count } from "./format.js";
 
 const TONES = {
   ok: ["reserved", "paid", "fulfilled", "held", "committed", "sent", "processed", "published", "running", "done", "redriven", "up", "ok"],
@@ -82,27 +83,43 @@ export function facts(pairs) {
   return h("dl", { class: "facts" }, pairs.filter(Boolean).map(([term, value]) => h("div", {}, h("dt", {}, term), h("dd", {}, value))));
 }
 
+const CHARACTERS_SHOWN = 65_536;
+const BYTES_SHOWN = 16_384;
+
 /** Text exactly as it came, never as markup; long ones are cut, the whole can be had. */
 export function verbatim(text, { label, name = "payload.txt" }) {
-  const SHOWN = 65_536;
-  const shown = text.length > SHOWN ? `${text.slice(0, SHOWN)}\n…` : text;
-  const save = () => {
-    const url = URL.createObjectURL(new Blob([text], { type: "text/plain" }));
-    h("a", { href: url, download: name }).click();
-    setTimeout(() => URL.revokeObjectURL(url), 1000);
-  };
+  const cut = text.length > CHARACTERS_SHOWN;
+  return exhibit(cut ? `${text.slice(0, CHARACTERS_SHOWN)}\n…` : text, label,
+    button("Copy", () => copy(text), { class: "small" }),
+    cut && button(`Save all ${count(text.length)} characters`, () => save(text, name), { class: "small" }));
+}
+
+/** Bytes that are no text, in hex; of many the first, and the whole can be had as it came. */
+export function dump(base64, { label, name = "payload.bin" }) {
+  const bytes = Uint8Array.from(atob(base64), (char) => char.charCodeAt(0));
+  const shown = hexdump(bytes.subarray(0, BYTES_SHOWN));
+  const cut = bytes.length > BYTES_SHOWN;
+  return exhibit(cut ? `${shown}\n…` : shown, label,
+    button("Copy", () => copy(shown), { class: "small" }),
+    button(`Save all ${count(bytes.length)} bytes`, () => save(bytes, name), { class: "small" }),
+    cut && h("span", { class: "quiet" }, `The first ${count(BYTES_SHOWN)} of ${count(bytes.length)} bytes are shown.`));
+}
+
+function exhibit(shown, label, ...tools) {
   return h("div", { class: "verbatim" },
-    h("div", { class: "row tools" },
-      button("Copy", () => copy(text), { class: "small" }),
-      text.length > SHOWN && button(`Save all ${text.length} characters`, save, { class: "small" })),
+    h("div", { class: "row tools" }, ...tools),
     h("pre", { tabindex: "0", role: "region", "aria-label": label }, shown));
 }
 
-/** Bytes that are no text, as a hex dump. */
-export function hexdump(base64) {
-  const bytes = Uint8Array.from(atob(base64), (char) => char.charCodeAt(0));
+function save(content, name) {
+  const url = URL.createObjectURL(new Blob([content], { type: typeof content === "string" ? "text/plain" : "application/octet-stream" }));
+  h("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
+}
+
+function hexdump(bytes) {
   const rows = [];
-  for (let at = 0; at < Math.min(bytes.length, 16_384); at += 16) {
+  for (let at = 0; at < bytes.length; at += 16) {
     const row = [...bytes.slice(at, at + 16)];
     const digits = row.map((byte) => byte.toString(16).padStart(2, "0")).join(" ");
     const letters = row.map((byte) => (byte >= 32 && byte < 127 ? String.fromCharCode(byte) : ".")).join("");

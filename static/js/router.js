@@ -1,7 +1,9 @@
-// Paths to pages. A page is a module with a `title` and `draw(context)`; the URL holds all of its state.
+// Paths to pages. A page is a module with a `title` and `draw(context)`; the URL holds all of its state. One that is
+// `forPlatform` shows what is everybody's, and is drawn for those with a key for every group.
 
 import { h, put } from "./dom.js";
-import { failure } from "./parts.js";
+import { empty, failure } from "./parts.js";
+import { isPlatform } from "./session.js";
 
 const routes = [];
 let leave = null;
@@ -31,7 +33,7 @@ export async function show({ moved = false } = {}) {
   document.title = found.page.title === "Overview" ? "Stockade" : `${found.page.title} · Stockade`;
   dispatchEvent(new CustomEvent("stockade:page", { detail: found.page }));
   try {
-    const content = await found.page.draw(context);
+    const content = found.page.forPlatform && !isPlatform() ? notForTenants(found.page) : await found.page.draw(context);
     if (signal.aborted) return;
     put(main, content);
   } catch (error) {
@@ -44,6 +46,10 @@ export async function show({ moved = false } = {}) {
     heading?.setAttribute("tabindex", "-1");
     heading?.focus({ preventScroll: true });
   }
+}
+
+function notForTenants({ title }) {
+  return [h("h1", {}, title), empty("This needs a key for every group.", "What it shows is of all tenants together. Yours is on the other pages.")];
 }
 
 function find(path) {

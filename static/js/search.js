@@ -30,11 +30,12 @@ async function look(words) {
     if (row) return `/outbox${query({ aggregate_id: row.aggregate_id })}`;
     if (await find(path`/v1/redrives/${words}`)) return `/dead-letters${query({ redrive: words })}`;
     if (await find(path`/v1/replays/${words}`)) return "/replays";
-    return null;
+    const told = await find(`/v1/notifications${query({ id: words })}`);
+    if (told?.data.length) return `/notifications${query({ order_id: told.data[0].order_id })}`;
   }
   if (await find(path`/v1/stock/${words}`)) return `/stock${query({ sku: words })}`;
   if (await find(path`/v1/queues/${words}`)) return "/queues";
-  const lists = [["/orders", "customer_id"], ["/ledger", "account", "/entries"], ["/dead-letters", "correlation_id"], ["/dead-letters", "reason"]];
+  const lists = [["/orders", "customer_id"], ["/orders", "correlation_id"], ["/ledger", "account", "/entries"], ["/dead-letters", "correlation_id"], ["/dead-letters", "reason"]];
   for (const [page, name, rest = ""] of lists) {
     const found = await find(`/v1${page}${rest}${query({ [name]: words, limit: 1 })}`);
     if (found?.data.length) return page + query({ [name]: words });

@@ -4,6 +4,8 @@ use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 
+use stockade::access::Secret;
+
 use crate::support::{Api, Engine, Server, TestDb, each_database, eventually};
 
 async fn bench(args: &[&str]) -> Output {
@@ -114,5 +116,21 @@ async fn a_mix_that_would_wait_for_ever_is_refused() {
     let output = bench(&["--mix", "--orders", "20", "--url", &server.url, "--database-url", &db.url]).await;
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("--hold-time 5s"));
+    assert!(server.terminate().await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_with_keys_is_measured_with_one() {
+    let db = TestDb::new(Engine::Sqlite).await;
+    let secret = Secret::random();
+    let server = Server::start(&db, &["--api-keys", &format!("admin:acme:{}", secret.hash())]);
+    let args = ["--orders", "20", "--concurrency", "4", "--json", "--url", &server.url, "--database-url", &db.url];
+    let refused = bench(&args).await;
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("401"), "{refused:?}");
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), secret.reveal()).unwrap();
+    let output = bench(&[&args[..], &["--api-key-file", file.path().to_str().unwrap()]].concat()).await;
+    assert!(output.status.success() && report(&output)["verified"] == true, "{output:?}");
     assert!(server.terminate().await);
 }

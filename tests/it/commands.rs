@@ -2,9 +2,15 @@
 
 use std::fs::File;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 
+use rcgen::{CertifiedKey, generate_simple_self_signed};
+use rustls::ServerConfig;
+use rustls::pki_types::PrivatePkcs8KeyDer;
 use serde_json::Value;
 use stockade::access::Secret;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
 
 use crate::support::{Engine, Server, TestDb};
 
@@ -21,8 +27,12 @@ impl Ran {
 }
 
 fn stockade(server: &Server, args: &[&str]) -> Ran {
+    stockade_with(&[], &[args, &["--url", &server.url]].concat())
+}
+
+fn stockade_with(envs: &[(&str, &str)], args: &[&str]) -> Ran {
     let mut command = Command::new(env!("CARGO_BIN_EXE_stockade"));
-    let output = command.args(args).args(["--url", &server.url]).output().unwrap();
+    let output = command.args(args).envs(envs.iter().copied()).output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     Ran { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
@@ -125,5 +135,91 @@ async fn exit_codes_tell_what_to_do_next() {
     assert_eq!(orders(secret.reveal(), "ftp://127.0.0.1"), Some(2), "no address");
     let mut command = Command::new(env!("CARGO_BIN_EXE_stockade"));
     assert_eq!(command.args(["config", "--", "--bogus"]).output().unwrap().status.code(), Some(2), "no setting");
+    server.terminate().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_command_that_asks_a_server_takes_its_url_from_the_environment() {
+    let db = TestDb::new(Engine::Sqlite).await;
+    let server = Server::start(&db, &[]);
+    for args in [&["queues"][..], &["healthcheck"], &["order", "list"], &["dead-letters", "list"], &["replay", "list"]]
+    {
+        let ran = stockade_with(&[("STOCKADE_URL", &server.url), ("STOCKADE_LISTEN", "127.0.0.1:1")], args);
+        assert_eq!(ran.code, Some(0), "{args:?}: {}", ran.err);
+    }
+    server.terminate().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_id_is_never_a_path() {
+    let db = TestDb::new(Engine::Sqlite).await;
+    let server = Server::start(&db, &[]);
+    for args in [
+        &["dead-letters", "show", "../orders?limit=1"][..],
+        &["dead-letters", "redrive", "../dead-letters/x"],
+        &["redrive", "show", "../orders?limit=1"],
+        &["replay", "stop", "../redrives/x"],
+        &["key", "revoke", "../keys/x"],
+    ] {
+        let ran = stockade(&server, args);
+        assert_eq!((ran.code, ran.out.as_str()), (Some(4), ""), "{args:?}: {}", ran.err);
+    }
+    server.terminate().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_migration_tells_programs_what_it_came_to() {
+    let db = TestDb::new(Engine::Sqlite).await;
+    let migrated = stockade_with(&[], &["migrate", "--json", "--database-url", &db.url]);
+    assert_eq!(migrated.code, Some(0), "{}", migrated.err);
+    let migrated = migrated.json();
+    assert_eq!((&migrated["database"], &migrated["migrations_missing"]), (&"sqlite".into(), &0.into()));
+}
+
+#[test]
+fn an_audit_of_a_database_that_is_away_says_so() {
+    let ran = stockade_with(&[], &["audit", "--database-url", "postgres://nobody@127.0.0.1:1/x"]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(6), ""), "{}", ran.err);
+    assert!(ran.err.contains("cannot connect to Postgres"), "{}", ran.err);
+}
+
+/// What speaks TLS before a server, as a proxy would: its URL, and the certificate it shows.
+async fn tls_before(server: &Server) -> (String, String) {
+    let CertifiedKey { cert, signing_key } = generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let key = PrivatePkcs8KeyDer::from(signing_key.serialize_der());
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let config = config.with_no_client_auth().with_single_cert(vec![cert.der().clone()], key.into()).unwrap();
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("https://localhost:{}", listener.local_addr().unwrap().port());
+    let behind = server.url.strip_prefix("http://").unwrap().to_owned();
+    #[expect(clippy::disallowed_methods, reason = "ends with the test, whose runtime it runs on")]
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            // Whoever does not like the certificate hangs up.
+            let Ok(mut front) = acceptor.accept(stream).await else { continue };
+            let mut back = TcpStream::connect(&behind).await.unwrap();
+            let _ = tokio::io::copy_bidirectional(&mut front, &mut back).await;
+        }
+    });
+    (url, cert.pem())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn commands_speak_tls_with_whom_the_machine_trusts() {
+    let db = TestDb::new(Engine::Sqlite).await;
+    let secret = Secret::random();
+    let server = Server::start(&db, &["--api-keys", &format!("viewer:acme:{}", secret.hash())]);
+    let (url, certificate) = tls_before(&server).await;
+    let trusted = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(trusted.path(), certificate).unwrap();
+    let envs = [("STOCKADE_API_KEY", secret.reveal()), ("SSL_CERT_FILE", trusted.path().to_str().unwrap())];
+    let list = ["order", "list", "--json", "--url", &url];
+    let asked = stockade_with(&envs, &list);
+    assert_eq!((asked.code, asked.out.as_str()), (Some(0), "[]\n"), "{}", asked.err);
+    let stranger = stockade_with(&envs[..1], &list);
+    assert_eq!((stranger.code, stranger.out.as_str()), (Some(6), ""));
+    assert!(stranger.err.contains("certificate"), "{}", stranger.err);
     server.terminate().await;
 }

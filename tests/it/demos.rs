@@ -9,6 +9,7 @@ use axum::body::Bytes;
 use axum::http::{HeaderMap, Method, Uri, header};
 use axum::response::IntoResponse;
 use serde_json::{Value, json};
+use stockade::access::Secret;
 use stockade::app::Builder;
 use stockade::clock::mint_id;
 
@@ -193,6 +194,25 @@ async fn a_server_without_the_lab_will_do_for_a_backlog_only() {
     }
     run(&["backlog", "--orders=3", "--rate=50", "--json", "--url", &app.url], &[]).await.proven();
     app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_with_keys_is_played_on_with_one_in_the_group_it_names() {
+    let db = TestDb::new(Engine::Sqlite).await;
+    let (secret, viewer) = (Secret::random(), Secret::random());
+    let keys = format!("admin:*:{},viewer:*:{}", secret.hash(), viewer.hash());
+    let server = Server::start(&db, &["--api-keys", &keys]);
+    let key = ("STOCKADE_API_KEY", secret.reveal());
+    for (args, envs) in [
+        (["backlog", "--orders=5", "--rate=50"].as_slice(), [key].as_slice()),
+        (&["duplicates"], &[key, ("STOCKADE_AS_GROUP", "acme")]),
+    ] {
+        run(&[args, &["--json", "--url", &server.url]].concat(), envs).await.proven();
+    }
+    run(&["duplicates", "--url", &server.url], &[]).await.refused(1, "wants a key");
+    run(&["duplicates", "--url", &server.url], &[("STOCKADE_API_KEY", viewer.reveal())]).await.refused(1, "403");
+    // Keys that were set for another server do not close the demo's own.
+    run(&["duplicates", "--json"], &[("STOCKADE_API_KEYS", &keys)]).await.proven();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -74,7 +74,7 @@ async fn a_slow_body_is_given_up_on_and_takes_no_place() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn idle_connections_do_not_slow_an_honest_client() {
     let (app, _db) = start(&["--http-header-timeout", "60s"]).await;
-    let idle: Vec<TcpStream> = join_all((0..300).map(|_| connect(&app))).await;
+    let idle: Vec<TcpStream> = join_all((0..1000).map(|_| connect(&app))).await;
     let began = Instant::now();
     for _ in 0..20 {
         app.read("/v1/stock").await;
@@ -145,6 +145,12 @@ async fn whoever_was_refused_and_comes_again_too_soon_is_kept_waiting() {
         assert_eq!((ask("/v1/stock").await, ask("/livez").await), ("503".to_owned(), "200".to_owned()));
         assert_eq!(ask("/v1/stock").await, "503");
         assert!(began.elapsed() >= Duration::from_secs(1), "after {:?}", began.elapsed());
+        // Nor is there anything to be won by a new connection.
+        let began = Instant::now();
+        let mut fresh = connect(&app).await;
+        fresh.write_all(b"GET /v1/stock HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await.unwrap();
+        assert!(rest(&mut fresh).await.starts_with("HTTP/1.1 503"));
+        assert!(began.elapsed() >= Duration::from_millis(800), "after {:?}", began.elapsed());
         raw.execute("ROLLBACK").await.unwrap();
     };
     let (placed, ()) = tokio::join!(placing, asking);
@@ -221,16 +227,78 @@ async fn each_key_has_a_rate_of_its_own() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn to_look_for_a_session_takes_a_place() {
+    let secret = Secret::random();
+    let keys = format!("admin:*:{}", secret.hash());
+    let (app, db) = start(&["--api-keys", &keys, "--http-max-in-flight", "1"]).await;
+    let (holder, browser) = (app.with_key(secret.reveal()), app.log_in(secret.reveal()).await);
+    browser.read("/v1/stock").await;
+    let stranger = app.with_session(Secret::random().reveal());
+    problem(stranger.get("/v1/stock").send().await.unwrap(), 401, "token-invalid").await;
+    // The one place is taken by an order that waits for the lock on the database.
+    let mut raw = SqliteConnection::connect(&db.url).await.unwrap();
+    raw.execute("BEGIN IMMEDIATE").await.unwrap();
+    let placing = holder.post("/v1/orders", &order("alice", &[("WIDGET-A", 1)])).send();
+    let asking = async {
+        eventually("the place to be taken", async || {
+            let response = holder.get("/v1/stock").send().await.unwrap();
+            (response.status() == StatusCode::SERVICE_UNAVAILABLE).then_some(())
+        })
+        .await;
+        for api in [&stranger, &browser] {
+            problem(api.get("/v1/stock").send().await.unwrap(), 503, "overloaded").await;
+            assert_eq!(api.get("/livez").send().await.unwrap().status(), StatusCode::OK);
+        }
+        browser.read("/v1/health").await;
+        // What cannot be one is not looked for.
+        for garbage in ["garbage", "stk_garbage", ""] {
+            problem(app.with_session(garbage).get("/v1/stock").send().await.unwrap(), 401, "token-invalid").await;
+        }
+        raw.execute("ROLLBACK").await.unwrap();
+    };
+    let (placed, ()) = tokio::join!(placing, asking);
+    placed.unwrap();
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_address_may_not_guess_sessions_as_it_likes() {
+    let secret = Secret::random();
+    let keys = format!("viewer:acme:{}", secret.hash());
+    let (app, _db) = start(&["--api-keys", &keys, "--rate-limit", "1", "--rate-limit-burst", "3"]).await;
+    for token in [Secret::random().reveal(), "garbage"] {
+        let guesser = app.with_session(token);
+        let guesses =
+            join_all((0..20).map(|_| async { guesser.get("/v1/stock").send().await.unwrap().status() })).await;
+        assert!(guesses.contains(&StatusCode::TOO_MANY_REQUESTS), "{guesses:?}");
+        assert!(guesses.iter().all(|status| [401, 429].contains(&status.as_u16())), "{guesses:?}");
+    }
+    app.with_key(secret.reveal()).read("/v1/stock").await;
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn large_heads_and_deep_bodies_are_refused() {
     let (app, _db) = start(&[]).await;
-    // Whoever is still sending may see the connection closed before the answer.
-    if let Ok(response) = app.get("/v1/stock").header("x-large", "a".repeat(100_000)).send().await {
-        assert_eq!(response.status(), StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE);
+    let sized = |bytes: usize| app.get("/v1/stock").header("x-large", "a".repeat(bytes)).send();
+    assert_eq!(sized(32_000).await.unwrap().status(), StatusCode::OK);
+    for bytes in [33_000, 40_000, 100_000] {
+        // Whoever is still sending may see the connection closed before the answer.
+        if let Ok(response) = sized(bytes).await {
+            assert_eq!(response.status(), StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "{bytes}");
+        }
     }
-    let deep = format!("{{\"customer_id\":\"a\",\"items\":{}{}}}", "[".repeat(10_000), "]".repeat(10_000));
-    let request = app.client.post(format!("{}/v1/orders", app.url)).header("content-type", "application/json");
-    let response = request.body(deep).send().await.unwrap();
-    assert!([400, 422].contains(&response.status().as_u16()), "{}", response.status());
+    // A field that takes any JSON: what is read of it, however deep, must not go deeper than the stack.
+    let deep = async |levels: usize| {
+        let nested = format!("{}{}", "[".repeat(levels), "]".repeat(levels));
+        let body = format!("{{\"queue\":\"ledger\",\"body\":\"x\",\"headers\":{{\"x-deep\":{nested}}}}}");
+        let request = app.client.post(format!("{}/v1/lab/publish", app.url)).header("content-type", "application/json");
+        request.body(body).send().await.unwrap()
+    };
+    assert_ne!(deep(100).await.status(), StatusCode::BAD_REQUEST);
+    for levels in [130, 10_000] {
+        problem(deep(levels).await, 400, "malformed-json").await;
+    }
     let large = json!({ "queue": "ledger", "body": "x".repeat(1024 * 1024) });
     assert_eq!(app.post("/v1/lab/publish", &large).send().await.unwrap().status(), 202, "the lab takes more");
     let response = app.post("/v1/orders", &large).send().await.unwrap();

@@ -16,6 +16,8 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 use uuid::Uuid;
 
+use crate::cli::exit::Exit;
+
 const SKUS: usize = 20;
 /// Ample: no order is rejected unless it asks for what there is nothing of.
 const ON_HAND: i64 = 500_000_000;
@@ -85,8 +87,8 @@ impl Workload {
         Self { mix, ..self }
     }
 
-    pub async fn stock_up(&self, url: &str) -> anyhow::Result<()> {
-        let mut connection = Connection::open(url).await?;
+    pub async fn stock_up(&self, target: &Target) -> anyhow::Result<()> {
+        let mut connection = Connection::open(target).await?;
         for index in 0..=SKUS {
             let path = format!("/v1/stock/{}", sku(self.run, index));
             let on_hand = if index < SKUS { ON_HAND } else { 0 };
@@ -96,8 +98,8 @@ impl Workload {
     }
 
     /// One connection's share of the load.
-    pub async fn work(&self, url: &str, start: Instant) -> anyhow::Result<Vec<Placed>> {
-        let mut connection = Connection::open(url).await?;
+    pub async fn work(&self, target: &Target, start: Instant) -> anyhow::Result<Vec<Placed>> {
+        let mut connection = Connection::open(target).await?;
         let mut placed = Vec::new();
         loop {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
@@ -140,7 +142,7 @@ impl Workload {
 
     async fn meet_fate(
         &self,
-        connection: &mut Connection,
+        connection: &mut Connection<'_>,
         order: &Order,
         number: usize,
         fate: Fate,
@@ -182,15 +184,40 @@ struct Order {
     hold_expires_at: Option<Timestamp>,
 }
 
-/// One kept-alive connection.
-struct Connection {
-    sender: SendRequest<Full<Bytes>>,
+/// The server under load.
+pub struct Target {
     host: String,
+    /// The group that the load is placed in.
+    pub group: String,
+    /// Sent with each request.
+    headers: Vec<(&'static str, String)>,
 }
 
-impl Connection {
-    async fn open(url: &str) -> anyhow::Result<Self> {
-        let host = url.strip_prefix("http://").context("--url must start with http://")?.trim_end_matches('/');
+impl Target {
+    pub async fn enter(url: &str, headers: Vec<(&'static str, String)>) -> anyhow::Result<Self> {
+        let plain = "--url must start with http://: the load is measured without TLS";
+        let host = url.strip_prefix("http://").ok_or_else(|| Exit::Usage.because(plain))?.trim_end_matches('/');
+        let target = Self { host: host.to_owned(), group: String::new(), headers };
+        let session = Connection::open(&target).await?.send(Method::GET, "/v1/session", String::new(), false).await?;
+        let Session { group_id } = serde_json::from_slice(&session).context("that is no Stockade server")?;
+        Ok(Self { group: group_id, ..target })
+    }
+}
+
+#[derive(Deserialize)]
+struct Session {
+    group_id: String,
+}
+
+/// One kept-alive connection.
+struct Connection<'a> {
+    sender: SendRequest<Full<Bytes>>,
+    target: &'a Target,
+}
+
+impl<'a> Connection<'a> {
+    async fn open(target: &'a Target) -> anyhow::Result<Self> {
+        let host = &target.host;
         let stream = TcpStream::connect(host).await.with_context(|| format!("cannot connect to {host}"))?;
         stream.set_nodelay(true)?;
         let (sender, connection) = handshake(TokioIo::new(stream)).await?;
@@ -199,7 +226,7 @@ impl Connection {
             // A broken connection shows up as an error on the sender.
             let _ = connection.await;
         });
-        Ok(Self { sender, host: host.to_owned() })
+        Ok(Self { sender, target })
     }
 
     /// `waits`: for the order to be ready for it.
@@ -207,8 +234,11 @@ impl Connection {
         let mut request = Request::builder()
             .method(method)
             .uri(path)
-            .header(header::HOST, &self.host)
+            .header(header::HOST, &self.target.host)
             .header(header::CONTENT_TYPE, "application/json");
+        for (name, value) in &self.target.headers {
+            request = request.header(*name, value);
+        }
         if waits {
             request = request.header("prefer", format!("wait={WAIT_SECONDS}"));
         }

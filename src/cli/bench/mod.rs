@@ -25,10 +25,12 @@ use stockade::clock::{Clock, mint_id};
 use stockade::config::Settings;
 use stockade::db::{Db, Options};
 use stockade::messaging::transport::{Transport, Way};
+use stockade::secrets::Masked;
 use stockade::telemetry::{self, LogFormat};
 
+use super::client::Credential;
 use super::scratch::Scratch;
-use load::{Fate, Placed, Workload};
+use load::{Fate, Placed, Target, Workload};
 use usage::Usage;
 
 /// How long the broker may take to be there.
@@ -72,6 +74,10 @@ pub struct Bench {
     /// A running server; without it, one is started in this process.
     #[arg(long)]
     url: Option<String>,
+
+    /// What to present to it: the load fills shelves and places orders, so it takes an admin's key.
+    #[command(flatten)]
+    credential: Credential,
 
     /// The database to run on (with --url: the one that server uses); a temporary SQLite file if not given.
     #[arg(long, env = "STOCKADE_DATABASE_URL", hide_env_values = true)]
@@ -166,9 +172,9 @@ impl Bench {
             Some(_) => None,
             None => Some(self.start_server(&database_url).await?),
         };
-        let url = match (&self.url, &server) {
-            (Some(url), _) => url.clone(),
-            (None, Some(server)) => format!("http://{}", server.address),
+        let target = match (&self.url, &server) {
+            (Some(url), _) => Target::enter(url, self.credential.headers()?).await?,
+            (None, Some(server)) => Target::enter(&format!("http://{}", server.address), Vec::new()).await?,
             (None, None) => unreachable!("a server is given or started"),
         };
         if let Some(server) = &server {
@@ -178,7 +184,7 @@ impl Bench {
         let held = if self.hold_snapshot { Some(fill::hold_snapshot(&db).await?) } else { None };
         let mut reports = Vec::new();
         for round in 1..=self.rounds {
-            let report = self.round(&url, &db, server.is_some(), round).await?;
+            let report = self.round(&target, &db, server.is_some(), round).await?;
             if !self.json {
                 report.print(round, self.rounds);
             }
@@ -212,21 +218,30 @@ impl Bench {
         if self.broker_url != "embedded" {
             flags.extend(["--queue-prefix", &prefix]);
         }
-        let server = Builder::new(Settings::from_flags(flags)?).start().await?;
+        // Keys are for whatever server they were set for; this one is the run's own.
+        let mut settings = Settings::from_flags(flags)?;
+        (settings.api_keys, settings.api_keys_file) = (Masked::new(""), None);
+        let server = Builder::new(settings).start().await?;
         let transport = &server.kernel.transport;
         let open = async { tokio::join!(transport.until_open(Way::Out), transport.until_open(Way::In)) };
         tokio::time::timeout(BROKER_TIMEOUT, open).await.context("the broker cannot be reached")?;
         Ok(server)
     }
 
-    async fn round(&self, url: &str, db: &Db, own_server: bool, round: usize) -> anyhow::Result<Report> {
+    async fn round(&self, target: &Target, db: &Db, own_server: bool, round: usize) -> anyhow::Result<Report> {
         let run = mint_id();
         let workload = Workload::new(run, self.orders, self.concurrency, self.rate, self.duration).mixed(self.mix);
-        workload.stock_up(url).await.context("cannot stock the shelves for the run")?;
+        workload.stock_up(target).await.context("cannot stock the shelves for the run")?;
         let bar = self.progress_bar(round);
         let before = Usage::now(db, &self.broker_url).await?;
-        let watcher = watch::Watcher::new(db.clone(), run, self.rate.is_some() || self.concurrency == 1, own_server);
-        let (placed, notices) = watch::run(&workload, url, watcher, &bar).await?;
+        let watcher = watch::Watcher::new(
+            db.clone(),
+            &target.group,
+            run,
+            self.rate.is_some() || self.concurrency == 1,
+            own_server,
+        );
+        let (placed, notices) = watch::run(&workload, target, watcher, &bar).await?;
         let after = Usage::now(db, &self.broker_url).await?;
         bar.finish_and_clear();
         let first = placed.iter().map(|order| order.sent_at).min().context("no order was placed")?;
@@ -236,7 +251,7 @@ impl Bench {
             Fate::Paid | Fate::Cancelled | Fate::Rejected => notices.last.get(&order.id).copied(),
         };
         let last = placed.iter().filter_map(end_of).max().unwrap_or(first);
-        let violations = verify::check(db, run, &placed, self.mix).await?;
+        let violations = verify::check(db, &target.group, run, &placed, self.mix).await?;
         let notified_in = placed
             .iter()
             .filter_map(|order| Some(notices.first.get(&order.id)?.saturating_duration_since(order.due_at)))

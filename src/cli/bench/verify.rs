@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use stockade::db::Db;
-use stockade::http::caller::DEFAULT_GROUP;
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -97,10 +96,10 @@ const MIX: [Check; 6] = [
 
 /// What is wrong, in words; nothing if all is well. The last messages have some time to arrive: when the last customer has
 /// been told, others who take the same event may still have it before them.
-pub async fn check(db: &Db, run: Uuid, placed: &[Placed], mix: bool) -> anyhow::Result<Vec<String>> {
+pub async fn check(db: &Db, group: &str, run: Uuid, placed: &[Placed], mix: bool) -> anyhow::Result<Vec<String>> {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let violations = look(db, run, placed, mix).await?;
+        let violations = look(db, group, run, placed, mix).await?;
         if violations.is_empty() || Instant::now() >= deadline {
             return Ok(violations);
         }
@@ -108,7 +107,7 @@ pub async fn check(db: &Db, run: Uuid, placed: &[Placed], mix: bool) -> anyhow::
     }
 }
 
-async fn look(db: &Db, run: Uuid, placed: &[Placed], mix: bool) -> anyhow::Result<Vec<String>> {
+async fn look(db: &Db, group: &str, run: Uuid, placed: &[Placed], mix: bool) -> anyhow::Result<Vec<String>> {
     let mut tx = db.read().await?;
     let skus = sku(run, 0).trim_end_matches("00").to_owned() + "%";
     let mut violations = Vec::new();
@@ -125,7 +124,7 @@ async fn look(db: &Db, run: Uuid, placed: &[Placed], mix: bool) -> anyhow::Resul
         let answered = placed.iter().filter(|order| order.fate == fate).count();
         let orders: i64 = stockade::on!(tx, c => {
             sqlx::query_scalar("SELECT count(*) FROM orders_orders WHERE group_id = $1 AND id > $2 AND status = $3")
-                .bind(DEFAULT_GROUP)
+                .bind(group)
                 .bind(run)
                 .bind(status)
                 .fetch_one(c)
@@ -138,7 +137,7 @@ async fn look(db: &Db, run: Uuid, placed: &[Placed], mix: bool) -> anyhow::Resul
     let checks = if mix { MIX.iter() } else { RESERVED.iter() };
     for (name, sql) in STOCK.iter().chain(checks) {
         let offenders: i64 = stockade::on!(tx, c => {
-            sqlx::query_scalar(*sql).bind(DEFAULT_GROUP).bind(run).bind(&skus).fetch_one(c).await
+            sqlx::query_scalar(*sql).bind(group).bind(run).bind(&skus).fetch_one(c).await
         })?;
         if offenders > 0 {
             violations.push(format!("{offenders} {name}"));

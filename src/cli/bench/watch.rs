@@ -6,11 +6,10 @@ use std::time::Duration;
 use futures_util::future::try_join_all;
 use indicatif::ProgressBar;
 use stockade::db::{Conn, Db, sqlite};
-use stockade::http::caller::DEFAULT_GROUP;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::load::{Fate, Placed, Workload};
+use super::load::{Fate, Placed, Target, Workload};
 
 /// How often to look: finely when latency is what is measured, rarely when looking would cost throughput.
 const LOOK_FINELY: Duration = Duration::from_millis(1);
@@ -24,6 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 pub struct Watcher {
     db: Db,
+    group: String,
     last: Uuid,
     every: Duration,
     overlap: usize,
@@ -51,12 +51,12 @@ impl Notices {
 /// Runs the load and the watch side by side: all that was placed, and when each order's notices were seen.
 pub async fn run(
     workload: &Workload,
-    url: &str,
+    target: &Target,
     mut watcher: Watcher,
     bar: &ProgressBar,
 ) -> anyhow::Result<(Vec<Placed>, Notices)> {
     let start = Instant::now();
-    let placing = try_join_all((0..workload.concurrency).map(|_| workload.work(url, start)));
+    let placing = try_join_all((0..workload.concurrency).map(|_| workload.work(target, start)));
     tokio::pin!(placing);
     let mut placed: Option<Vec<Placed>> = None;
     let mut last_news = Instant::now();
@@ -79,11 +79,11 @@ pub async fn run(
 }
 
 impl Watcher {
-    /// Watches for notices minted after `run` was.
-    pub fn new(db: Db, run: Uuid, finely: bool, own_server: bool) -> Self {
+    /// Watches for notices of a group minted after `run` was.
+    pub fn new(db: Db, group: &str, run: Uuid, finely: bool, own_server: bool) -> Self {
         let every = if finely { LOOK_FINELY } else { LOOK_RARELY };
         let overlap = if own_server { OVERLAP_OF_ONE } else { OVERLAP_OF_SEVERAL };
-        Self { db, last: run, every, overlap, seen: Notices::default() }
+        Self { db, group: group.to_owned(), last: run, every, overlap, seen: Notices::default() }
     }
 
     /// Notes the notices that have appeared; returns how many.
@@ -96,7 +96,7 @@ impl Watcher {
                     "SELECT COALESCE(json_agg(json_build_array(id, order_id, kind)), '[]')::text FROM (
                          SELECT id, order_id, kind FROM notifications_notices WHERE group_id = $1 AND id > $2 ORDER BY id) n",
                 )
-                .bind(DEFAULT_GROUP)
+                .bind(&self.group)
                 .bind(self.last)
                 .fetch_one(&mut **c)
                 .await?
@@ -106,7 +106,7 @@ impl Watcher {
                     "SELECT json_group_array(json_array(lower(hex(id)), lower(hex(order_id)), kind)) FROM (
                          SELECT id, order_id, kind FROM notifications_notices WHERE group_id = $1 AND id > $2 ORDER BY id)",
                 )
-                .bind(DEFAULT_GROUP)
+                .bind(&self.group)
                 .bind(self.last)
                 .fetch_one(c)
                 .await?

@@ -112,7 +112,7 @@ impl Backlog {
             }
             stage.step("Pausing inventory", "its queue loses its consumers");
             if stage.servers.is_empty() {
-                stage.to_resume = Some((shop.at(shop.url())?, INVENTORY));
+                stage.to_resume = Some((shop.clone(), INVENTORY));
             }
             shop.pause(INVENTORY).await?;
         }

@@ -7,7 +7,7 @@ use stockade::clock::mint_id;
 use stockade::orders::events::PLACED;
 use uuid::Uuid;
 
-use super::shop::{InboxRow, Look, Shop, order_placed};
+use super::shop::{InboxRow, Look, Shop};
 use super::stage::Stage;
 use super::tell::{self, Live};
 use super::{Place, Play};
@@ -41,7 +41,7 @@ impl Play for Duplicates {
         let shop = stage.open_with_lab().await?;
         shop.stock_up(ON_HAND).await?;
         let (event_id, order_id) = (mint_id(), mint_id());
-        let body = order_placed(event_id, order_id, &shop.sku, QUANTITY).to_string();
+        let body = shop.order_placed(event_id, order_id, QUANTITY).to_string();
 
         stage.step(
             &format!("Publishing an order.placed for {QUANTITY} units, event {event_id}"),

@@ -21,6 +21,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use stockade::lifecycle::asked_to_stop;
 
+use super::client::Credential;
 use super::exit::Exit;
 use backlog::Backlog;
 use crash::Crash;
@@ -64,6 +65,11 @@ pub struct Place {
     /// A running server; without it the demo starts one of its own.
     #[arg(long, help_heading = "Where")]
     url: Option<String>,
+
+    /// What to present to it: a demo places orders, fills shelves and pauses consumers, so it takes an admin's key for
+    /// every group.
+    #[command(flatten)]
+    credential: Credential,
 
     /// For a server of its own: `postgres://…`, where it keeps to a schema that is dropped at the end. Otherwise a
     /// temporary SQLite file.

@@ -9,7 +9,7 @@ use stockade::clock::mint_id;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::shop::{DeadLetter, Look, Shop, order_placed};
+use super::shop::{DeadLetter, Look, Shop};
 use super::stage::Stage;
 use super::tell::{self, Live};
 use super::{Place, Play};
@@ -45,7 +45,7 @@ impl Play for Poison {
     async fn play(&self, stage: &mut Stage) -> anyhow::Result<()> {
         let shop = stage.open_with_lab().await?;
         shop.stock_up(ON_HAND).await?;
-        let doses = doses(&shop.sku);
+        let doses = doses(&shop);
 
         stage.step("Placing an order while all is well", "reserved");
         let ms_before = self.order(stage, &shop, "before").await?;
@@ -148,10 +148,10 @@ impl Dose {
 }
 
 /// One of each kind that the gate of a consumer tells apart and a producer is likely to get wrong.
-fn doses(sku: &str) -> Vec<Dose> {
+fn doses(shop: &Shop) -> Vec<Dose> {
     let changed = |what, reason, change: fn(&mut Value)| {
         let message_id = mint_id();
-        let mut event = order_placed(message_id, mint_id(), sku, 1);
+        let mut event = shop.order_placed(message_id, mint_id(), 1);
         change(&mut event);
         Dose { what, reason, message_id, body: event.to_string().into_bytes() }
     };

@@ -83,6 +83,9 @@ async fn spawn(recipe: &Recipe) -> anyhow::Result<(Child, String)> {
         // Not as flags: they may carry passwords, and everybody sees a process's flags.
         .env("STOCKADE_DATABASE_URL", &recipe.database_url)
         .env("STOCKADE_BROKER_URL", &recipe.broker_url)
+        // Keys are for whatever server they were set for; this one is gone in a minute.
+        .env_remove("STOCKADE_API_KEYS")
+        .env_remove("STOCKADE_API_KEYS_FILE")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(log)

@@ -1,11 +1,12 @@
 //! The calls that demos make on a server, on a shelf of their own that nobody else orders from.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use reqwest::Method;
+use reqwest::{Method, StatusCode};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use stockade::clock::{Clock, mint_id};
@@ -13,7 +14,7 @@ use stockade::http::caller::DEFAULT_GROUP;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use crate::cli::client::{Client, is_missing};
+use crate::cli::client::{Client, Credential, is_missing, refusal};
 use crate::cli::exit::Exit;
 
 /// Longer than a pause takes to be answered.
@@ -21,11 +22,19 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often a demo looks whether something has come about.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
+#[derive(Clone)]
 pub struct Shop {
-    client: Client,
+    client: Arc<Client>,
+    /// The group that the demo acts in.
+    pub group: String,
     /// Unknown to everybody else.
     pub sku: String,
     patience: Duration,
+}
+
+#[derive(Deserialize)]
+struct Session {
+    group_id: String,
 }
 
 #[derive(Deserialize)]
@@ -120,33 +129,47 @@ pub enum Look<T> {
 }
 
 impl Shop {
-    pub fn new(url: &str, patience: Duration) -> anyhow::Result<Self> {
-        let client = Client::new(url, REQUEST_TIMEOUT)?;
+    /// At somebody's server, which may want a key.
+    pub async fn enter(url: &str, credential: &Credential, patience: Duration) -> anyhow::Result<Self> {
+        let client = credential.given_to(Client::new(url, REQUEST_TIMEOUT)?)?;
+        let session: Session = client.get("/v1/session").await.map_err(|error| match refusal(&error) {
+            Some(StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => error
+                .context(format!("the server at {url} wants a key: give one by STOCKADE_API_KEY or --api-key-file")),
+            None if Exit::of(&error) == Exit::Unavailable => error,
+            _ => error.context(format!("{url} is no Stockade server")),
+        })?;
+        Ok(Self::with(client, session.group_id, patience))
+    }
+
+    /// At a server of the demo's own, which wants no key.
+    pub fn own(url: &str, patience: Duration) -> anyhow::Result<Self> {
+        Ok(Self::with(Client::new(url, REQUEST_TIMEOUT)?, DEFAULT_GROUP.to_owned(), patience))
+    }
+
+    fn with(client: Client, group: String, patience: Duration) -> Self {
         let id = mint_id().simple().to_string();
-        Ok(Self { client, sku: format!("DEMO-{}", id[id.len() - 8..].to_uppercase()), patience })
+        let sku = format!("DEMO-{}", id[id.len() - 8..].to_uppercase());
+        Self { client: Arc::new(client), group, sku, patience }
     }
 
     pub fn url(&self) -> &str {
         self.client.url()
     }
 
-    /// The same shelf, at a server that was started again.
+    /// The same shelf, at a server of its own that was started again.
     pub fn at(&self, url: &str) -> anyhow::Result<Self> {
-        Ok(Self { sku: self.sku.clone(), ..Self::new(url, self.patience)? })
+        Ok(Self { sku: self.sku.clone(), ..Self::own(url, self.patience)? })
     }
 
     pub async fn health(&self) -> anyhow::Result<Health> {
-        self.client.get("/v1/health").await.map_err(|error| match Exit::of(&error) {
-            Exit::Unavailable => error,
-            _ => error.context(format!("{} is no Stockade server", self.url())),
-        })
+        self.client.get("/v1/health").await
     }
 
     /// Is the fault lab open? Asks for something that it must refuse.
     pub async fn has_lab(&self) -> anyhow::Result<bool> {
         match self.client.post::<Value>("/v1/lab/publish", &json!({})).await {
             Err(error) if is_missing(&error) => Ok(false),
-            Err(error) if Exit::of(&error) == Exit::Unavailable => Err(error),
+            Err(error) if Exit::of(&error) != Exit::Usage => Err(error),
             _ => Ok(true),
         }
     }
@@ -222,6 +245,27 @@ impl Shop {
         Ok(first.with_context(|| format!("order {order_id} has no order.placed"))?.id)
     }
 
+    /// An `order.placed` from its shelf as another program would write it, for an order that is not ours.
+    pub fn order_placed(&self, event_id: Uuid, order_id: Uuid, quantity: i64) -> Value {
+        json!({
+            "event_id": event_id,
+            "occurred_at": Clock::System.now(),
+            "aggregate_type": "order",
+            "aggregate_id": order_id,
+            "event_type": "placed",
+            "group_id": self.group,
+            "correlation_id": format!("demo-{event_id}"),
+            "payload": {
+                "order_id": order_id,
+                "order_number": "DEMO",
+                "customer_id": "demo",
+                "currency": "USD",
+                "total_minor": 1250 * quantity,
+                "items": [{ "sku": self.sku, "quantity": quantity, "unit_price_minor": 1250 }],
+            },
+        })
+    }
+
     /// Puts raw bytes onto the queues, past the outbox, as a foreign program could.
     pub async fn publish(&self, message: &Value) -> anyhow::Result<()> {
         self.client.post::<Value>("/v1/lab/publish", message).await.map(drop)
@@ -265,25 +309,4 @@ impl Shop {
             tokio::time::sleep(LOOK_EVERY).await;
         }
     }
-}
-
-/// An `order.placed` as another program would write it, for an order that is not ours.
-pub fn order_placed(event_id: Uuid, order_id: Uuid, sku: &str, quantity: i64) -> Value {
-    json!({
-        "event_id": event_id,
-        "occurred_at": Clock::System.now(),
-        "aggregate_type": "order",
-        "aggregate_id": order_id,
-        "event_type": "placed",
-        "group_id": DEFAULT_GROUP,
-        "correlation_id": format!("demo-{event_id}"),
-        "payload": {
-            "order_id": order_id,
-            "order_number": "DEMO",
-            "customer_id": "demo",
-            "currency": "USD",
-            "total_minor": 1250 * quantity,
-            "items": [{ "sku": sku, "quantity": quantity, "unit_price_minor": 1250 }],
-        },
-    })
 }

@@ -38,7 +38,7 @@ impl Stage {
             return self.open_own(&["all"], &[]).await;
         };
         self.step(&format!("Using the server at {url}"), "");
-        let shop = Shop::new(&url, self.place.patience)?;
+        let shop = Shop::enter(&url, &self.place.credential, self.place.patience).await?;
         self.introduce(&shop, false).await?;
         Ok(shop)
     }
@@ -66,7 +66,7 @@ impl Stage {
             let recipe = self.recipe(modules, flags).await?;
             self.servers.push(Server::start(recipe).await?);
         }
-        let shop = Shop::new(&self.servers[0].url, self.place.patience)?;
+        let shop = Shop::own(&self.servers[0].url, self.place.patience)?;
         self.introduce(&shop, true).await?;
         self.work_off(&shop).await?;
         Ok(shop)
@@ -120,7 +120,7 @@ impl Stage {
     async fn check_unused(&mut self) -> anyhow::Result<()> {
         let recipe = self.recipe("api", &[]).await?;
         self.servers.push(Server::start(recipe).await?);
-        let shop = Shop::new(&self.servers[0].url, self.place.patience)?;
+        let shop = Shop::own(&self.servers[0].url, self.place.patience)?;
         until_up(&shop).await?;
         if let Some(queue) = shop.queues().await?.iter().find(|queue| queue.consumers > Some(0)) {
             return Err(Exit::Conflict.because(format!(

@@ -70,6 +70,7 @@ pub struct Notice {
 #[derive(Debug, Default, Clone)]
 pub struct Query {
     pub group_id: String,
+    pub id: Option<Uuid>,
     pub order_id: Option<Uuid>,
     pub kind: Option<Kind>,
     pub state: Option<String>,
@@ -84,6 +85,7 @@ const SELECT: &str = "SELECT id, order_id, kind, channel, state, event_id, last_
 pub async fn list(tx: &mut Tx, query: Query) -> sqlx::Result<Vec<Notice>> {
     let filter = Filter::new(SELECT)
         .and("group_id = ?", [query.group_id.into()])
+        .and_some("id = ?", query.id)
         .and_some("order_id = ?", query.order_id)
         .and_some("kind = ?", query.kind.map(Kind::as_str))
         .and_some("state = ?", query.state)

@@ -64,10 +64,11 @@ async fn get_timeline(
 ) -> Result<Json<Timeline>, Problem> {
     let story = {
         let mut tx = operations.kernel.db.read().await?;
-        let story = Story::read(&mut tx, &operations, &caller.group_id, &id).await?;
+        let reader = Reader { group_id: &caller.group_id, platform: caller.identity.platform };
+        let story = Story::read(&mut tx, &operations, &reader, &id).await?;
         story.ok_or_else(|| Problem::not_found(format!("there is no order {id}")))?
     };
-    let mut sentences = waits::sentences(&story, &operations.surroundings().await?).into_iter();
+    let mut sentences = waits::sentences(&story, &operations.surroundings(caller.identity.platform).await?).into_iter();
     Ok(Json(Timeline {
         order_id: story.order.id,
         number: story.order.number.clone(),
@@ -79,7 +80,12 @@ async fn get_timeline(
 }
 
 impl Operations {
-    async fn surroundings(&self) -> Result<Surroundings, Problem> {
+    /// `whole`: as callers of no one tenant see it; to others the broker's own words are not passed on.
+    async fn surroundings(&self, whole: bool) -> Result<Surroundings, Problem> {
+        let obstacle = |way| {
+            let why = self.kernel.transport.obstacle(way)?;
+            Some(if whole { why } else { "it cannot be used just now".to_owned() })
+        };
         let bindings: Vec<&Binding> = self.topology.queues.iter().collect();
         let queues = self.look_at(&bindings).await?;
         let others = instances::list(&mut self.kernel.db.read().await?).await?;
@@ -90,8 +96,8 @@ impl Operations {
             queues: queues.into_iter().map(|queue| (queue.name.clone(), queue)).collect(),
             bindings: self.topology.queues.clone(),
             relay_runs,
-            no_way_out: self.kernel.transport.obstacle(Way::Out),
-            no_way_in: self.kernel.transport.obstacle(Way::In),
+            no_way_out: obstacle(Way::Out),
+            no_way_in: obstacle(Way::In),
         })
     }
 }
@@ -177,6 +183,13 @@ struct Effect {
     at: Timestamp,
 }
 
+/// Who reads: an id is whatever a message says it is, so what is under one may still be another's.
+struct Reader<'a> {
+    group_id: &'a str,
+    /// Does it see also what is nobody's, for its group cannot be read?
+    platform: bool,
+}
+
 type VerdictColumns = (
     String,
     Uuid,
@@ -196,18 +209,19 @@ type LetterColumns =
 
 dialects! {
     /// What these consumers made of these events.
-    async fn select_verdicts(consumers: &[&str], events: &[Uuid]) -> Vec<VerdictColumns>;
+    async fn select_verdicts(consumers: &[&str], events: &[Uuid], reader: &Reader<'_>) -> Vec<VerdictColumns>;
     /// The letters under these message ids.
-    async fn select_letters(message_ids: &[String]) -> Vec<LetterColumns>;
+    async fn select_letters(message_ids: &[String], reader: &Reader<'_>) -> Vec<LetterColumns>;
 }
 
 impl Story {
     async fn read(
         tx: &mut Tx,
         operations: &Operations,
-        group_id: &str,
+        reader: &Reader<'_>,
         id_or_number: &str,
     ) -> sqlx::Result<Option<Self>> {
+        let group_id = reader.group_id;
         let Some(order) = read_order(tx, group_id, id_or_number).await? else { return Ok(None) };
         let sent = read_sent(tx, group_id, order.id).await?;
         let effects = read_effects(tx, group_id, order.id).await?;
@@ -217,9 +231,9 @@ impl Story {
         events.sort_unstable();
         events.dedup();
         let consumers: Vec<&str> = operations.topology.queues.iter().map(|binding| binding.consumer).collect();
-        let verdicts = select_verdicts(tx, &consumers, &events).await?.into_iter().map(Verdict::from).collect();
+        let verdicts = select_verdicts(tx, &consumers, &events, reader).await?.into_iter().map(Verdict::from).collect();
         let message_ids: Vec<String> = events.iter().map(Uuid::to_string).collect();
-        let letters = select_letters(tx, &message_ids).await?.into_iter().filter_map(Letter::read).collect();
+        let letters = select_letters(tx, &message_ids, reader).await?.into_iter().filter_map(Letter::read).collect();
         let verdicts_since = forgotten_until(tx, "verdicts").await?;
         let letters_since = forgotten_until(tx, "letters").await?;
         Ok(Some(Self { order, sent, verdicts, letters, effects, verdicts_since, letters_since }))

@@ -269,6 +269,7 @@ pub struct ListOrders {
     status: Option<Status>,
     sku: Option<String>,
     customer_id: Option<String>,
+    correlation_id: Option<String>,
     /// 1 to 200; 50 if not given.
     limit: Option<i64>,
     cursor: Option<String>,
@@ -290,6 +291,7 @@ async fn list_orders(
         status: params.status,
         sku: params.sku,
         customer_id: params.customer_id,
+        correlation_id: params.correlation_id,
         before: read_uuid_cursor(params.cursor.as_deref())?,
         limit: fetch_limit(limit),
         ..store::Query::default()

@@ -148,6 +148,7 @@ pub struct Query {
     pub number: Option<String>,
     pub status: Option<Status>,
     pub customer_id: Option<String>,
+    pub correlation_id: Option<String>,
     pub sku: Option<String>,
     pub before: Option<Uuid>,
     pub limit: i64,
@@ -180,6 +181,7 @@ pub async fn list(tx: &mut Tx, query: Query) -> sqlx::Result<Vec<Order>> {
     .and_some("number = ?", query.number)
     .and_some("status = ?", query.status.map(Status::as_str))
     .and_some("customer_id = ?", query.customer_id)
+    .and_some("correlation_id = ?", query.correlation_id)
     .and_some(
         "EXISTS (SELECT 1 FROM orders_lines l WHERE l.group_id = orders_orders.group_id \
          AND l.order_id = orders_orders.id AND l.sku = ?)",

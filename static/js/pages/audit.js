@@ -8,6 +8,7 @@ import { act, badge, card, failure, table, verbatim } from "../parts.js";
 
 export default {
   title: "Audit",
+  forPlatform: true,
   draw({ signal }) {
     const body = h("div", { "aria-busy": "true" }, h("p", { class: "quiet" }, "Checking every promise on every row…"));
     const look = async () => {

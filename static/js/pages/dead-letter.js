@@ -4,7 +4,7 @@ import { get, path, post } from "../api.js";
 import { h } from "../dom.js";
 import { count, eventName, time } from "../format.js";
 import { prospect } from "../jobs.js";
-import { act, ask, badge, card, complain, facts, hexdump, link, mono, table, toast, verbatim } from "../parts.js";
+import { act, ask, badge, card, complain, dump, facts, link, mono, table, toast, verbatim } from "../parts.js";
 import { advice, reasonInWords } from "../reasons.js";
 import { navigate, show } from "../router.js";
 import { hidesPayloads } from "../theme.js";
@@ -91,9 +91,10 @@ function payload(letter) {
   if (hidesPayloads()) {
     return card("Payload", {}, h("p", { class: "quiet" }, "Hidden, as you asked in ", link("/settings", "settings"), "."));
   }
-  const text = letter.body_encoding === "base64" ? hexdump(letter.body) : letter.body;
-  const kind = letter.body_encoding === "base64" ? "These bytes are no text; shown in hex." : "As it came, byte for byte.";
-  return card("Payload", { id: "payload" }, h("p", { class: "quiet" }, kind), verbatim(text, { label: "Payload", name: `${letter.id}.txt` }));
+  const [kind, shown] = letter.body_encoding === "base64"
+    ? ["These bytes are no text; shown in hex.", dump(letter.body, { label: "Payload", name: `${letter.id}.bin` })]
+    : ["As it came, byte for byte.", verbatim(letter.body, { label: "Payload", name: `${letter.id}.txt` })];
+  return card("Payload", { id: "payload" }, h("p", { class: "quiet" }, kind), shown);
 }
 
 function deaths(letter) {

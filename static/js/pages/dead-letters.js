@@ -8,6 +8,7 @@ import * as live from "../live.js";
 import { follow, list } from "../list.js";
 import { act, ask, badge, card, empty, failure, link, onActed, table, toast } from "../parts.js";
 import { reasonInWords } from "../reasons.js";
+import { hasLab } from "../session.js";
 
 export default {
   title: "Dead letters",
@@ -27,7 +28,7 @@ export default {
         { name: "correlation_id", label: "Correlation id" },
         { name: "redrive", label: "Sent by redrive" },
       ],
-      nothing: empty("No dead letters.", "That is as it should be. ", live.picture.server?.demo ? ["Make one in ", link("/lab", "the fault lab"), " to see what happens."] : "With serve --demo the fault lab can make one."),
+      nothing: empty("No dead letters.", "That is as it should be. ", hasLab() ? ["Make one in ", link("/lab", "the fault lab"), " to see what happens."] : "With serve --demo the fault lab can make one."),
       columns: [
         { head: "Reason", cell: (row) => link(`/dead-letters/${row.id}`, row.reason) },
         { head: "State", cell: (row) => badge(row.state) },

@@ -11,6 +11,7 @@ import { KINDS, administer } from "../poison.js";
 
 export default {
   title: "Fault lab",
+  forPlatform: true,
   draw({ signal }) {
     const body = h("div", { "aria-busy": "true" });
     let open = null;
@@ -83,6 +84,16 @@ function checklist(demo, signal) {
       say(item.note, "");
     });
     const run = { signal };
+    const mend = () => demo.mend?.().catch(() => {});
+    // Whoever leaves in the middle of it leaves nothing broken behind.
+    addEventListener("pagehide", mend);
+    try {
+      await go(run, mend);
+    } finally {
+      removeEventListener("pagehide", mend);
+    }
+  }, { class: "primary", "aria-label": `Start the demo: ${demo.title}` });
+  const go = async (run, mend) => {
     for (const [index, [, work]] of demo.steps.entries()) {
       rows[index].className = "doing";
       say(items[index].mark, "◌");
@@ -91,17 +102,16 @@ function checklist(demo, signal) {
         rows[index].className = "done";
         say(items[index].mark, "✓");
       } catch (error) {
-        if (error.name === "AbortError") return;
+        if (error.name === "AbortError") return mend();
         rows[index].className = "failed";
         say(items[index].mark, "✕");
         say(items[index].note, sentence(error));
         put(outcome, badge("not proven", "bad"));
-        await demo.mend?.().catch(() => {});
-        return;
+        return mend();
       }
     }
     put(outcome, badge("proven", "ok"));
-  }, { class: "primary", "aria-label": `Start the demo: ${demo.title}` });
+  };
   return h("section", { class: "card demo", id: `demo-${demo.name}` }, h("h3", {}, demo.title), h("p", {}, demo.about),
     h("ol", { class: "checklist" }, rows), h("div", { class: "row" }, start, outcome));
 }

@@ -2,7 +2,7 @@
 
 import { get, path } from "../api.js";
 import { h, put } from "../dom.js";
-import { money, short, time } from "../format.js";
+import { count, money, short, time } from "../format.js";
 import { follow, list } from "../list.js";
 import { badge, card, empty, failure, link, table } from "../parts.js";
 
@@ -34,8 +34,8 @@ function balances({ signal }) {
   const body = h("div", {}, h("p", { class: "quiet" }, "Looking…"));
   const look = async () => {
     try {
-      const { data } = await get("/v1/ledger/balances?limit=200", signal);
-      put(body, data.length ? [sums(data), table("Balances", [
+      const { data, next_cursor: more } = await get("/v1/ledger/balances?limit=200", signal);
+      put(body, data.length ? [more ? first(data) : sums(data), table("Balances", [
         { head: "Account", cell: (row) => link(`/ledger?account=${encodeURIComponent(row.account)}`, row.account) },
         { head: "Balance", class: "number", cell: (row) => money(row.balance_minor, row.currency) },
       ], data)] : h("p", { class: "quiet" }, "No account has been moved yet."));
@@ -46,6 +46,11 @@ function balances({ signal }) {
   look();
   follow(["orders"], signal, look);
   return card("Balances", {}, body);
+}
+
+/** Part of the books says nothing about the whole. */
+function first(rows) {
+  return h("p", { class: "quiet" }, `The first ${count(rows.length)} accounts. Whether all of them sum to zero is one of `, link("/audit", "the promises"), ".");
 }
 
 /** The books balance if each currency comes to zero. */

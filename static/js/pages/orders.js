@@ -21,6 +21,7 @@ export default {
         { name: "status", label: "Status", options: STATUSES },
         { name: "sku", label: "SKU" },
         { name: "customer_id", label: "Customer" },
+        { name: "correlation_id", label: "Correlation id" },
       ],
       nothing: empty("No orders yet.", "An order is committed before its call answers; stock is reserved through messages right after. Place one with the button above."),
       columns: [

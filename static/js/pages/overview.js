@@ -6,6 +6,7 @@ import { ago, count, lines, span, time } from "../format.js";
 import { headline } from "../headline.js";
 import { strip } from "../invariants.js";
 import * as live from "../live.js";
+import * as session from "../session.js";
 import { act, badge, card, empty, link, sparkline, table, toast } from "../parts.js";
 
 export default {
@@ -40,10 +41,10 @@ export default {
     update();
 
     return h("div", { class: "overview" },
-      h("div", { class: "row top" }, h("h1", {}, "Overview"), act("Place a test order", placeTestOrder, { class: "primary", id: "test-order" })),
+      h("div", { class: "row top" }, h("h1", {}, "Overview"), session.may("client") && act("Place a test order", placeTestOrder, { class: "primary", id: "test-order" })),
       news,
-      card("The road of an order", { class: "card road" }, pipeline),
-      strip(signal),
+      session.isPlatform() ? [card("The road of an order", { class: "card road" }, pipeline), strip(signal)]
+        : h("p", { class: "quiet" }, "The queues and the promises are those of all tenants together; to see them needs a key for every group."),
       h("div", { class: "two" },
         card("Live reservations", {}, reservations, h("p", { class: "more" }, link("/reservations", "All reservations"))),
         card("Latest orders", {}, orders, h("p", { class: "more" }, link("/orders", "All orders")))));
@@ -122,7 +123,7 @@ function arrow() {
 
 /** Where orders come in: the API and the outbox. */
 function entrance() {
-  const rate = h("span", { class: "figure" }, "0");
+  const rate = h("a", { class: "figure", href: "/orders" }, "0");
   const waiting = link("/outbox?status=pending", "0");
   const refused = link("/outbox?status=dead", "0");
   const oldest = h("span", {}, "–");
@@ -150,10 +151,10 @@ function entrance() {
 
 /** A consumer and its queue. */
 function station(name) {
-  const depth = h("a", { class: "figure", href: "/queues" }, "0");
+  const depth = h("a", { class: "figure", href: `/queues?consumer=${name}` }, "0");
   const spark = sparkline();
   const state = h("span", {});
-  const flight = h("span", {}, "0");
+  const flight = link(`/queues?consumer=${name}`, "0");
   const retrying = link(`/inbox?consumer=${name}&state=retrying`, "0");
   const waiting = link(`/inbox?consumer=${name}&state=waiting`, "0");
   const repeated = link(`/inbox?consumer=${name}&min_duplicates=1`, "0");
@@ -165,7 +166,7 @@ function station(name) {
   return {
     spark,
     element: h("article", { class: "stage", "data-consumer": name, "aria-label": `Queue of ${name}` },
-      h("header", {}, h("h3", { class: "name" }, name), state, toggle),
+      h("header", {}, h("h3", { class: "name" }, name), state, session.may("operator") && toggle),
       h("p", { class: "depth" }, depth, h("span", { class: "unit" }, " in its queue"), spark.element),
       h("dl", {}, fact("In flight", flight), fact("Retrying", [retrying, next]), waitingFact, fact("Duplicates suppressed", repeated), fact("Dead letters", letters))),
     update(queue, inbox, status) {

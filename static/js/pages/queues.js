@@ -5,17 +5,21 @@ import { h, isPressed, redraw } from "../dom.js";
 import { count, span } from "../format.js";
 import * as live from "../live.js";
 import { act, badge, card, link, sparkline, table } from "../parts.js";
+import * as session from "../session.js";
 
 export default {
   title: "Queues",
-  draw({ signal }) {
+  forPlatform: true,
+  draw({ query, signal }) {
+    const asked = query.get("consumer");
     const body = h("div", {}, h("p", { class: "quiet" }, "Looking…"));
     const others = h("div", {});
     const update = (names) => {
       const { queues, server, inbox = [] } = live.picture;
       if (!queues || !server || (names.length === 1 && names[0] === "history")) return;
       if (isPressed()) return;
-      redraw(body, drawQueues(queues, inbox, server));
+      const shown = queues.filter((queue) => !asked || live.shortName(queue) === asked);
+      redraw(body, shown.length ? drawQueues(shown, inbox, server) : h("p", { class: "quiet" }, `There is no queue of ${asked}.`), asked && h("p", { class: "more" }, link("/queues", "All queues")));
       redraw(others, drawLoops(server, queues.map(live.shortName)));
     };
     live.watch(update, signal);
@@ -72,6 +76,7 @@ function drawLoops(server, consumers) {
 }
 
 function toggle(name, paused) {
+  if (!session.may("operator")) return null;
   const word = paused ? "Resume" : "Pause";
   return act(word, () => post(path`/v1/consumers/${name}/${word.toLowerCase()}`), { class: "small", "aria-label": `${word} ${name}` });
 }

@@ -8,6 +8,7 @@ const HOUR_MS = 3_600_000;
 
 export default {
   title: "Replays",
+  forPlatform: true,
   draw: (context) => {
     const form = filterForm({
       from: { label: "From", type: "datetime-local", value: new Date(Date.now() - HOUR_MS), required: true },

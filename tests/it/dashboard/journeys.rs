@@ -1,9 +1,13 @@
 //! What people do on the dashboard, done in a real browser on the running binary.
 
-use serde_json::json;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+use sqlx::{Connection, Executor, SqliteConnection};
+use stockade::access::Secret;
 
 use super::{close, start};
-use crate::support::{Server, eventually};
+use crate::support::{Browser, Engine, Server, TestDb, eventually};
 
 #[tokio::test]
 async fn an_order_is_seen_reserved_without_reloading() {
@@ -113,6 +117,201 @@ async fn search_and_keys_lead_everywhere() {
     browser.until_reads("h1", number).await;
     browser.press("?").await;
     browser.until_reads("dialog", "next and previous row").await;
+    close(server, browser).await;
+}
+
+/// Types words into the search box and waits for where they lead.
+async fn jump(browser: &Browser, words: &str, to: &str) {
+    browser.run("document.activeElement.blur()").await;
+    browser.press("/").await;
+    browser.press(&format!("{words}\u{e007}")).await;
+    let there = format!("return location.pathname + location.search === {}", json!(to));
+    browser.until(&format!("{words} to lead to {to}"), &there).await;
+    browser.until_reads("main h1", "").await;
+}
+
+#[tokio::test]
+async fn search_finds_everything_that_has_a_name() {
+    const CUSTOMER: &str = "0190a000-0000-7000-8000-0000000000cc";
+    const EVENT: &str = "0190a000-0000-7000-8000-0000000000ee";
+    const CORRELATION: &str = "0190a000-0000-7000-8000-0000000000dd";
+    let (_db, server, browser) = start(&[]).await;
+    let body =
+        json!({ "customer_id": CUSTOMER, "items": [{ "sku": "WIDGET-A", "quantity": 1, "unit_price_minor": 5 }] });
+    let placed = server.post("/v1/orders", &body).header("prefer", "wait=20").send().await.unwrap();
+    let order: Value = placed.json().await.unwrap();
+    let id = |value: &Value| value.as_str().unwrap().to_owned();
+    let (order_id, number) = (id(&order["id"]), id(&order["number"]));
+    assert!(server.pay(&order_id, 5).await.status().is_success());
+    server.eventually_list("/v1/ledger/entries", 2).await;
+    let envelope = json!({
+        "event_id": EVENT, "occurred_at": "2026-11-16T09:30:00Z", "aggregate_type": "order", "event_type": "placed",
+        "aggregate_id": EVENT, "group_id": order["group_id"], "correlation_id": CORRELATION, "payload": {},
+    });
+    server.tell("/v1/lab/publish", &json!({ "queue": "inventory", "body": envelope.to_string() })).await;
+    let letter = server.eventually_list("/v1/dead-letters?state=open", 1).await[0].clone();
+    let notice = server.eventually_list("/v1/notifications", 2).await[0].clone();
+    let redrive = server.tell("/v1/redrives", &json!({ "reason": "none-such" })).await;
+    let replay = server.tell("/v1/replays", &json!({ "from": "2999-01-01T00:00:00Z" })).await;
+    let reservation = server.read("/v1/reservations").await["data"][0].clone();
+    let event = server.read("/v1/inbox?consumer=ledger").await["data"][0]["event_id"].clone();
+    browser.visit("/settings").await;
+    let to_order = format!("/orders/{number}");
+    for (words, to) in [
+        (number.clone(), to_order.clone()),
+        (order_id.clone(), to_order),
+        (id(&reservation["number"]), format!("/orders/{order_id}")),
+        (id(&reservation["id"]), format!("/orders/{order_id}")),
+        (id(&event), format!("/inbox?event_id={}", id(&event))),
+        (id(&letter["id"]), format!("/dead-letters/{}", id(&letter["id"]))),
+        (id(&redrive["id"]), format!("/dead-letters?redrive={}", id(&redrive["id"]))),
+        (id(&replay["id"]), "/replays".to_owned()),
+        (id(&notice["id"]), format!("/notifications?order_id={order_id}")),
+        (CUSTOMER.to_owned(), format!("/orders?customer_id={CUSTOMER}")),
+        (id(&order["correlation_id"]), format!("/orders?correlation_id={}", id(&order["correlation_id"]))),
+        (CORRELATION.to_owned(), format!("/dead-letters?correlation_id={CORRELATION}")),
+        (id(&letter["reason"]), format!("/dead-letters?reason={}", id(&letter["reason"]))),
+        ("WIDGET-B".to_owned(), "/stock?sku=WIDGET-B".to_owned()),
+        ("cash".to_owned(), "/ledger?account=cash".to_owned()),
+        ("inventory".to_owned(), "/queues".to_owned()),
+    ] {
+        jump(&browser, &words, &to).await;
+    }
+    browser.press("/").await;
+    browser.press("0190a000-0000-7000-8000-00000000ffff\u{e007}").await;
+    browser.until_reads("#toasts", "Nothing here is called").await;
+    close(server, browser).await;
+}
+
+#[tokio::test]
+async fn books_of_which_only_a_part_is_shown_are_not_called_unbalanced() {
+    let (db, server, browser) = start(&[]).await;
+    let paid = server.reserve("WIDGET-A", 5).await;
+    assert!(server.pay(&paid, 5).await.status().is_success());
+    server.eventually_list("/v1/ledger/entries", 2).await;
+    browser.visit("/ledger").await;
+    browser.until_reads("main .badge", "USD: sums to zero").await;
+    // As after payments of two hundred and ten more customers.
+    let mut raw = SqliteConnection::connect(&db.url).await.unwrap();
+    raw.execute(
+        "PRAGMA busy_timeout = 5000;
+         WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 210),
+              e AS (SELECT n, randomblob(16) AS event FROM n),
+              one AS (SELECT group_id, order_id, currency, created_at FROM ledger_entries LIMIT 1)
+         INSERT INTO ledger_entries (group_id, id, order_id, event_id, account, amount_minor, currency, created_at)
+         SELECT group_id, randomblob(16), order_id, event, 'customer:c' || n, 5, currency, created_at FROM e, one
+         UNION ALL
+         SELECT group_id, randomblob(16), order_id, event, 'cash', -5, currency, created_at FROM e, one",
+    )
+    .await
+    .unwrap();
+    browser.visit("/ledger").await;
+    browser.until_reads("main", "The first 200 accounts").await;
+    assert_eq!(browser.run("return document.querySelectorAll('main .badge').length").await, 0);
+    close(server, browser).await;
+}
+
+#[tokio::test]
+async fn bytes_that_are_no_text_are_counted_where_they_are_cut() {
+    let (_db, server, browser) = start(&[]).await;
+    for size in [20_000, 3] {
+        let bytes = STANDARD.encode(vec![0xff_u8; size]);
+        server.tell("/v1/lab/publish", &json!({ "queue": "inventory", "body_base64": bytes })).await;
+        let letters = server.eventually_list("/v1/dead-letters?state=open", 1).await;
+        let path = format!("/dead-letters/{}", letters[0]["id"].as_str().unwrap());
+        browser.visit(&path).await;
+        browser.until_reads("#payload pre", "00000000  ff ff ff").await;
+        // What is saved is what came.
+        browser.run("window.saved = []; const make = URL.createObjectURL; URL.createObjectURL = (blob) => { window.saved.push(blob.size); return make(blob); }").await;
+        browser.click("#payload .tools button:nth-of-type(2)").await;
+        assert_eq!(browser.run("return window.saved").await, json!([size]));
+        let cut = browser.text("#payload").await.contains("The first 16,384 of 20,000 bytes are shown");
+        assert_eq!(cut, size == 20_000);
+        server.tell(&format!("/v1{path}/discard"), &json!({ "reason": "seen" })).await;
+    }
+    close(server, browser).await;
+}
+
+#[tokio::test]
+async fn whoever_leaves_a_demo_leaves_nothing_paused() {
+    let (_db, server, browser) = start(&[]).await;
+    browser.visit("/lab").await;
+    browser.until_reads("#invariants", "promises kept").await;
+    let paused = |wanted: bool| {
+        let server = &server;
+        eventually("inventory to be paused, or not", move || async move {
+            (server.read("/v1/queues/inventory").await["paused"] == wanted).then_some(())
+        })
+    };
+    for leave in ["document.querySelector('nav a[href=\"/orders\"]').click()", "location.assign('/settings')"] {
+        // The queue never holds what the demo waits for, so it is in the middle of it for as long as need be.
+        server.tell("/v1/consumers/relay/pause", &json!({})).await;
+        browser.visit("/lab").await;
+        browser.click("#demo-backlog button").await;
+        browser.until_reads("#demo-backlog li.doing", "The queue holds all of them").await;
+        paused(true).await;
+        browser.run(leave).await;
+        paused(false).await;
+        server.tell("/v1/consumers/relay/resume", &json!({})).await;
+    }
+    browser.visit("/").await;
+    close(server, browser).await;
+}
+
+#[tokio::test]
+async fn a_tenant_sees_its_own_live_and_no_dead_ends() {
+    let db = TestDb::new(Engine::Sqlite).await;
+    let [acme, viewer, platform] = [Secret::random(), Secret::random(), Secret::random()];
+    let keys = format!("admin:acme:{},viewer:acme:{},admin:*:{}", acme.hash(), viewer.hash(), platform.hash());
+    let server = Server::start(&db, &["--api-keys", &keys]);
+    let (acme_api, platform) = (server.with_key(acme.reveal()), server.with_key(platform.reveal()));
+    acme_api.put_stock("ACME-A", 5).await;
+    let browser = Browser::open(&server.url).await;
+    let log_in = async |key: &Secret| {
+        browser.open_page("/login").await;
+        browser.click("#key").await;
+        browser.press(&format!("{}\n", key.reveal())).await;
+        browser.until_reads("main h1", "Overview").await;
+        browser.until_reads("#live", "Live").await;
+    };
+    log_in(&acme).await;
+    browser.until_reads("main", "needs a key for every group").await;
+    let there = async |selector: &str| {
+        let seen = format!(
+            "return [...document.querySelectorAll({})].filter((found) => found.checkVisibility()).length",
+            json!(selector)
+        );
+        browser.run(&seen).await != 0
+    };
+    assert!(!there("#invariants").await && !there(".road").await, "what it cannot see is not there");
+    for page in ["/queues", "/replays", "/audit", "/lab"] {
+        assert!(!there(&format!("[data-page='{page}']")).await, "{page}");
+    }
+    assert!(there("[data-page='/dead-letters']").await);
+    browser.click("#test-order").await;
+    browser.until_reads("#live-reservations td", "RES-").await;
+    for page in ["/queues", "/replays", "/audit", "/lab"] {
+        browser.visit(page).await;
+        browser.until_reads("main .empty", "This needs a key for every group").await;
+    }
+    // Its letters come in by themselves, though nobody tells it of queues.
+    browser.visit("/dead-letters").await;
+    browser.until_reads(".list .empty", "No dead letters").await;
+    assert!(!there(".list .empty a[href='/lab']").await);
+    let envelope = json!({
+        "event_id": "0190a000-0000-7000-8000-0000000000aa", "occurred_at": "2026-11-16T09:30:00Z",
+        "aggregate_type": "order", "aggregate_id": "0190a000-0000-7000-8000-0000000000aa", "event_type": "placed",
+        "group_id": "acme", "correlation_id": "c", "payload": {},
+    });
+    platform.tell("/v1/lab/publish", &json!({ "queue": "inventory", "body": envelope.to_string() })).await;
+    browser.until_reads(".list td", "schema").await;
+    assert_eq!(browser.run("return [...document.querySelector('select[name=consumer]').options].length").await, 5);
+    // A search that meets what is not for tenants goes on.
+    browser.press("/").await;
+    browser.press("inventory\u{e007}").await;
+    browser.until_reads("#toasts", "Nothing here is called").await;
+    log_in(&viewer).await;
+    assert!(!there("#test-order").await, "a viewer only looks");
     close(server, browser).await;
 }
 

@@ -88,7 +88,7 @@ async fn stumbles(browser: &Browser) -> Vec<String> {
 }
 
 /// Looks at every page in these widths and one colour scheme.
-async fn look_around(widths: [u32; 2], dark: bool) {
+async fn look_around(widths: [u32; 3], dark: bool) {
     let (_db, server, browser) = start(&[]).await;
     let mut pages: Vec<String> = PAGES.map(str::to_owned).into();
     pages.extend(furnish(&server).await);
@@ -102,6 +102,11 @@ async fn look_around(widths: [u32; 2], dark: bool) {
             found.extend(of_page.iter().map(|stumble| format!("{page} at {width}, dark {dark}: {stumble}")));
             assert_eq!(browser.recorded().await, json!([]), "{page}");
         }
+        // The login is a page of its own, on a server with keys or without.
+        browser.open_page("/login").await;
+        browser.until_reads("label", "API key").await;
+        let of_login = stumbles(&browser).await;
+        found.extend(of_login.iter().map(|stumble| format!("/login at {width}, dark {dark}: {stumble}")));
         // What opens over a page counts as well.
         for (page, opens, shows) in [
             ("/orders", "main .primary", "dialog [name=customer_id]"),
@@ -127,12 +132,12 @@ async fn look_around(widths: [u32; 2], dark: bool) {
 
 #[tokio::test]
 async fn every_page_is_accessible_in_light() {
-    look_around([1280, 768], false).await;
+    look_around([1280, 768, 320], false).await;
 }
 
 #[tokio::test]
 async fn every_page_is_accessible_in_the_dark() {
-    look_around([1280, 320], true).await;
+    look_around([1280, 768, 320], true).await;
 }
 
 #[tokio::test]

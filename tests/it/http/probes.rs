@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use serde_json::json;
+use stockade::access::Secret;
 
 use crate::support::{
     Api, App, Engine, OwnPostgres, Server, TestDb, Wire, each_database, eventually, fields, order, rabbit,
@@ -118,6 +119,29 @@ async fn probes_answer_within_a_second_though_the_database_hangs() {
         answer.status().is_success().then_some(())
     })
     .await;
+    assert!(server.terminate().await);
+}
+
+/// Whose a session is, only the database knows; no probe waits for it to tell.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn probes_sent_with_a_session_answer_within_a_second_though_the_database_hangs() {
+    let postgres = OwnPostgres::start();
+    let db = TestDb::at(postgres.url());
+    let secret = Secret::random();
+    let server = Server::start(&db, &["--api-keys", &format!("viewer:*:{}", secret.hash())]);
+    let browser = server.log_in(secret.reveal()).await;
+    assert!(!browser.read("/v1/health").await["outbox"].is_null(), "the whole report");
+    postgres.freeze();
+    all_answer_within_a_second(&browser).await;
+    assert!(browser.get("/livez").send().await.unwrap().status().is_success());
+    let health = browser.read("/v1/health").await;
+    assert_eq!((&health["status"], &health["instances"]), (&json!("unavailable"), &json!([])), "as tenants see it");
+    assert_eq!(server.get("/v1/health").send().await.unwrap().status(), 401, "without any session");
+    assert_eq!(server.with_session("none").get("/v1/health").send().await.unwrap().status(), 401);
+    assert_eq!(browser.get("/v1/metrics").send().await.unwrap().status(), 401, "they are for those who are known");
+    postgres.thaw();
+    eventually("the whole report", || async { (browser.read("/v1/health").await["status"] == "ok").then_some(()) })
+        .await;
     assert!(server.terminate().await);
 }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use stockade::access::Secret;
 use stockade::messaging::retention::{Keep, Retention};
 use tokio_util::sync::CancellationToken;
 
@@ -341,6 +342,48 @@ async fn a_broker_that_is_away_or_blocked_is_named() {
     assert!(server.terminate().await);
 }
 
+/// An id is whatever a message says it is: a letter under the id of a tenant's event may be anybody's.
+async fn letters_of_others_are_no_part_of_a_tenants_story(db: TestDb) {
+    let [acme, platform] = [Secret::random(), Secret::random()];
+    let keys = format!("admin:acme:{},admin:*:{}", acme.hash(), platform.hash());
+    let app = App::start_with(&db, &["--api-keys", &keys]).await;
+    let (acme, platform) = (app.with_key(acme.reveal()), app.with_key(platform.reveal()));
+    let order = acme.place("a", &[("A", 1)]).await;
+    eventually_waits(&acme, &order, |sentence| sentence.starts_with("waits for nothing")).await;
+    let sent = acme.read(&format!("/v1/outbox?aggregate_id={}", order["id"].as_str().unwrap())).await;
+    let placed = sent["data"].as_array().unwrap().iter().find(|row| row["event_type"] == "order.placed").unwrap();
+    let poison = json!({ "queue": "inventory", "body": "no JSON, so nobody's", "message_id": placed["id"] });
+    platform.tell("/v1/lab/publish", &poison).await;
+    eventually("the letter", || async {
+        (platform.read("/v1/dead-letters").await["data"].as_array().unwrap().len() == 1).then_some(())
+    })
+    .await;
+    let letters = |timeline: &Value| timeline.to_string().matches("not-json").count();
+    assert_eq!(letters(&timeline(&acme, &order).await), 0);
+    let path = format!("/v1/orders/{}/timeline", order["number"].as_str().unwrap());
+    let whole = platform.get(&path).header("x-group-id", "acme").send().await.unwrap().json::<Value>().await.unwrap();
+    assert!(letters(&whole) > 0, "{whole:#}");
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_broker_says_of_its_troubles_is_not_for_tenants() {
+    let [acme, platform] = [Secret::random(), Secret::random()];
+    let keys = format!("admin:acme:{},viewer:*:{}", acme.hash(), platform.hash());
+    let db = TestDb::new(Engine::Sqlite).await;
+    let server = Server::start(&db, &["--api-keys", &keys, "--broker-url", "amqp://127.0.0.1:1"]);
+    let (acme, platform) = (server.with_key(acme.reveal()), server.with_key(platform.reveal()));
+    let order = acme.place("a", &[("A", 1)]).await;
+    let for_tenants =
+        "its order.placed waits for the broker (it cannot be used just now): it goes out once that is over";
+    eventually_waits(&acme, &order, |sentence| sentence == for_tenants).await;
+    let path = format!("/v1/orders/{}/timeline", order["number"].as_str().unwrap());
+    let whole = platform.get(&path).header("x-group-id", "acme").send().await.unwrap().json::<Value>().await.unwrap();
+    let sentence = whole["waiting_for"].as_str().unwrap();
+    assert!(sentence.contains("waits for the broker (") && sentence != for_tenants, "{sentence}");
+    assert!(server.terminate().await);
+}
+
 async fn an_order_that_is_not_there_has_no_timeline(db: TestDb) {
     let app = App::start(&db).await;
     let response = app.get("/v1/orders/ORD-00000000/timeline").send().await.unwrap();
@@ -365,4 +408,5 @@ each_database!(
     what_is_replayed_is_told,
     the_story_outlives_the_outbox,
     an_order_that_is_not_there_has_no_timeline,
+    letters_of_others_are_no_part_of_a_tenants_story,
 );

@@ -1,6 +1,6 @@
 //! The calls that tests make on a server, in or out of process.
 
-use reqwest::header::{self, HeaderValue};
+use reqwest::header::{self, HeaderName, HeaderValue};
 use reqwest::{Client, RequestBuilder, Response, StatusCode};
 use serde_json::{Value, json};
 
@@ -13,13 +13,31 @@ pub struct Api {
 
 impl Api {
     pub fn new(url: String) -> Self {
+        // As in main.rs: every client of a test is made after this.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         Self { url, client: Client::new() }
     }
 
     /// The same server, asked with a key.
     pub fn with_key(&self, key: &str) -> Self {
-        let bearer = HeaderValue::from_str(&format!("Bearer {key}")).unwrap();
-        let client = Client::builder().default_headers([(header::AUTHORIZATION, bearer)].into_iter().collect());
+        self.with(header::AUTHORIZATION, &format!("Bearer {key}"))
+    }
+
+    /// The same server, asked with a browser's session.
+    pub fn with_session(&self, token: &str) -> Self {
+        self.with(header::COOKIE, &format!("stockade_session={token}"))
+    }
+
+    /// Logs in with a key, as a browser does.
+    pub async fn log_in(&self, key: &str) -> Self {
+        let response = self.post("/v1/session", &json!({ "key": key })).send().await.unwrap();
+        let cookie = response.headers()["set-cookie"].to_str().unwrap().split(';').next().unwrap().to_owned();
+        self.with(header::COOKIE, &cookie)
+    }
+
+    fn with(&self, name: HeaderName, value: &str) -> Self {
+        let value = HeaderValue::from_str(value).unwrap();
+        let client = Client::builder().default_headers([(name, value)].into_iter().collect());
         Self { url: self.url.clone(), client: client.build().unwrap() }
     }
 

@@ -62,6 +62,7 @@ impl Browser {
             .map_while(Result::ok)
             .find_map(|line| Some(line.split_once("successfully on port ")?.1.trim_end_matches('.').to_owned()))
             .expect("chromedriver says which port it took");
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let client = Client::new();
         let flags = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1280,900"];
         let wanted = json!({ "browserName": "chrome", "goog:chromeOptions": { "args": flags } });
