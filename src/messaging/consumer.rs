@@ -489,9 +489,7 @@ impl<R: Reaction> Consumer<R> {
                     arrivals.push((index, Arrival::from(&item.message)));
                 }
                 // A second copy within the batch goes by the first one's body, as if it had come later.
-                Some(&first) if items[first].message.body_hash != item.message.body_hash => {
-                    plan.settled.push((item.tag, Settle::Reject));
-                }
+                Some(&first) if items[first].message.body_hash != item.message.body_hash => plan.quarantine(item),
                 Some(_) => plan.repeats.push(index),
             }
         }
@@ -518,7 +516,8 @@ impl<R: Reaction> Consumer<R> {
                     plan.settled.push((item.tag, Settle::AckRetry));
                 }
                 Action::Dismiss => plan.dismiss(item.tag, arrival.event.event_id),
-                Action::RejectAgain | Action::Quarantine => plan.settled.push((item.tag, Settle::Reject)),
+                Action::RejectAgain => plan.settled.push((item.tag, Settle::Reject)),
+                Action::Quarantine => plan.quarantine(item),
             }
         }
         outbox::append_many(tx, &later).await?;
@@ -535,6 +534,7 @@ impl<R: Reaction> Consumer<R> {
             let memory = in_words(self.kernel.tuning.keep.inbox);
             let error = format!("it is older than the {memory} that the inbox remembers: it may have been dealt with");
             let outcomes = vec![Outcome::Reject { reason: event::TOO_OLD, error }; too_old.len()];
+        tally::quarantined_on_commit(tx, R::NAME, &plan.quarantined);
             plan.settled.extend(self.keep_books(tx, items, &too_old, &outcomes).await?.0);
         }
         Ok(plan)
@@ -778,6 +778,8 @@ pub(super) fn begin_span<R: Reaction>(message: &Message<R::Fact>, queue: &str, s
             KeyValue::new("messaging.rabbitmq.destination.routing_key", message.key.clone()),
         ];
         (format!("process {} {}", R::NAME, message.key).into(), attributes)
+    /// What is to be told of those with another body than the one known.
+    quarantined: Vec<Told>,
     })
 }
 
@@ -786,4 +788,18 @@ pub(super) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     text.map_or_else(|| "no message".to_owned(), secrets::strike_from)
+
+    fn quarantine<F>(&mut self, item: &Item<F>) {
+        let event = &item.message.event;
+        self.quarantined.push(Told::dead_letter(event, event::ID_REUSED, &event::id_reused(event.event_id)));
+        self.settled.push((item.tag, Settle::Reject));
+    }
+}
+
+/// Until when inbox rows have been removed; not asked for a batch that is too young to be forgotten.
+async fn removed_until<F>(tx: &mut Tx, items: &[Item<F>], now: Timestamp) -> sqlx::Result<Option<Timestamp>> {
+    if items.iter().all(|item| now.since(item.message.event.occurred_at) < FRESH) {
+        return Ok(None);
+    }
+    retention::verdicts_removed_until(tx).await
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::event::{Event, Message};
+use super::event::{Event, ID_REUSED, Message};
 use super::inbox::{Mark, State};
 use crate::db::Tx;
 use crate::metrics::Metrics;
@@ -48,6 +48,16 @@ pub fn rejected(metrics: &Metrics, consumer: &'static str, reason: Cow<'static, 
 
 /// Counts deliveries dismissed as duplicates, and tells of them, when `tx` commits.
 pub fn duplicates_on_commit<'a, F: 'a>(
+/// Counts deliveries put aside because the first body under their event id was another, and tells of them, when `tx`
+/// commits. They have no mark: the inbox row is the first one's.
+pub fn quarantined_on_commit(tx: &mut Tx, consumer: &'static str, told: &[Told]) {
+    if !told.is_empty() {
+        let (metrics, count) = (tx.metrics().clone(), told.len());
+        tx.after_commit(move || (0..count).for_each(|_| rejected(&metrics, consumer, ID_REUSED.into())));
+        tell_on_commit(tx, consumer, told);
+    }
+}
+
     tx: &mut Tx,
     consumer: &'static str,
     repeated: impl Iterator<Item = &'a Message<F>>,

@@ -212,3 +212,7 @@ async fn each_outcome_is_a_line_that_reads_alone() {
     assert!(told["event.id"].is_string() && told["reason"] == "retries-exhausted", "{told}");
     assert!(server.terminate().await);
 }
+    let other = body.replacen("\"quantity\":1", "\"quantity\":2", 1);
+    server.tell("/v1/lab/publish", &json!({ "queue": "inventory", "body": other })).await;
+    let told = line(format!("DEAD LETTER inventory order.placed of {id} (id-reused): ")).await;
+    assert_eq!((&told["reason"], &told["correlation.id"]), (&json!("id-reused"), &reserved["correlation_id"]));
