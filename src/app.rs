@@ -26,6 +26,7 @@ use crate::inventory::reactions::Inventory;
 use crate::inventory::service::Change;
 use crate::ledger::reactions::Ledger;
 use crate::lifecycle::{Lifecycle, Stage};
+use crate::messaging::brim::Brim;
 use crate::messaging::consumer::{Consumer, read_delivery};
 use crate::messaging::faults::Faults;
 use crate::messaging::health::Health;
@@ -168,9 +169,11 @@ impl Builder {
         let (desk, clerk) =
             Desk::open(db.clone(), kernel.faults.clone(), &kernel.health, Arc::new(Numbers::new("ORD")));
         let draining = CancellationToken::new();
+        let brim = Brim::at(settings.outbox_max_pending);
         let orders = OrdersApi {
             db: db.clone(),
             desk,
+            brim: brim.clone(),
             items_max: settings.max_items,
             // Leaves the answer time to get out before the request's own time is up.
             wait_max: settings.http_request_timeout.mul_f64(5.0 / 6.0),

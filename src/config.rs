@@ -140,6 +140,10 @@ pub struct Values {
     #[arg(long, env = "STOCKADE_OUTBOX_POLL", default_value = "200ms", value_parser = humantime::parse_duration)]
     pub outbox_poll: Duration,
 
+    /// Orders are refused with 503 while more outbox rows than this wait to go out; 0 for no limit.
+    #[arg(long, env = "STOCKADE_OUTBOX_MAX_PENDING", default_value_t = 1_000_000)]
+    pub outbox_max_pending: u32,
+
     /// Refusals by the broker before an outbox row is dead.
     #[arg(long, env = "STOCKADE_OUTBOX_MAX_ATTEMPTS", default_value_t = 10)]
     pub outbox_max_attempts: u32,

@@ -27,6 +27,7 @@
 //! | poison is filed with its bytes and reason | `consumers::poison_is_filed_verbatim_with_its_reason` |
 
 pub mod actions;
+pub mod brim;
 pub mod consumer;
 pub mod dead_letters;
 pub mod event;
