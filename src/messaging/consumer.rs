@@ -26,7 +26,7 @@ use super::outbox::{self, Entry};
 use super::tally::{self, Told};
 use super::transport::{Delivery, RawMessage, Subscription, Tag, TransportError, Way};
 use super::waiting::{self, Ran, Wait, Waking};
-use super::{Kernel, Outcome, Pace, Patience, Reaction};
+use super::{Kernel, Outcome, Pace, Patience, Reaction, retention};
 use crate::clock::{Timestamp, in_words, mint_id};
 use crate::db::{Trouble, Tx};
 use crate::secrets;
@@ -48,6 +48,8 @@ const COPY: &str = "x-lab-copy";
 /// it begins, and to write it twice would cost every batch more than the difference is worth.
 const SLOW: Duration = Duration::from_millis(20);
 const SLOW_EACH: Duration = Duration::from_millis(2);
+/// An event this young has not been forgotten by anybody.
+const FRESH: Duration = Duration::from_secs(60);
 /// Errors are kept short enough to read in a list.
 const ERROR_CHARS_MAX: usize = 2000;
 
@@ -507,10 +509,13 @@ impl<R: Reaction> Consumer<R> {
             let item = &items[index];
             let met = met.get(&arrival.event.event_id).map(|met| item.meets(met.clone()));
             match inbox::decide(met.as_ref(), arrival.body_hash) {
-                Action::Run if self.may_have_forgotten(arrival.event, met.as_ref(), now) => too_old.push((index, met)),
+                Action::Run if self.may_have_forgotten(arrival.event, met.as_ref(), now, removed_until) => {
+                    too_old.push((index, met));
+                }
                 Action::Run => plan.run.push((index, met)),
                 Action::TakeOver => plan.stale.extend(met.map(|met| (index, met))),
                 Action::Later => {
+        let removed_until = removed_until(tx, items, now).await?;
                     let delay = met.map(|met| met.due_in).unwrap_or_default();
                     later.push(Entry::again(arrival.event, item.message.body.clone(), &self.queue, delay));
                     plan.settled.push((item.tag, Settle::AckRetry));
@@ -532,7 +537,8 @@ impl<R: Reaction> Consumer<R> {
         }
         if !too_old.is_empty() {
             let memory = in_words(self.kernel.tuning.keep.inbox);
-            let error = format!("it is older than the {memory} that the inbox remembers: it may have been dealt with");
+            let error =
+                format!("it is older than what the inbox remembers (by now {memory}): it may have been dealt with");
             let outcomes = vec![Outcome::Reject { reason: event::TOO_OLD, error }; too_old.len()];
         tally::quarantined_on_commit(tx, R::NAME, &plan.quarantined);
             plan.settled.extend(self.keep_books(tx, items, &too_old, &outcomes).await?.0);
@@ -540,10 +546,18 @@ impl<R: Reaction> Consumer<R> {
         Ok(plan)
     }
 
-    /// Is it an event we know nothing of, but so old that we may have dealt with it and forgotten?
-    fn may_have_forgotten(&self, event: &Event, met: Option<&Met>, now: Timestamp) -> bool {
+    /// Is it an event we know nothing of, but so old that we may have dealt with it and forgotten? Rows may have been
+    /// kept for a shorter time than they are now.
+    fn may_have_forgotten(
+        &self,
+        event: &Event,
+        met: Option<&Met>,
+        now: Timestamp,
+        removed_until: Option<Timestamp>,
+    ) -> bool {
         let unknown = met.is_none_or(|met| met.state == State::Processing && met.attempts == 0);
-        unknown && now.since(event.occurred_at) > self.kernel.tuning.keep.inbox
+        let is_old = now.since(event.occurred_at) > self.kernel.tuning.keep.inbox;
+        unknown && (is_old || removed_until.is_some_and(|until| event.occurred_at < until))
     }
 
     /// Writes what the outcomes mean: nothing for a new event that is done, else its mark, its wait, its retry row.
@@ -774,20 +788,6 @@ pub(super) fn begin_span<R: Reaction>(message: &Message<R::Fact>, queue: &str, s
             KeyValue::new("messaging.destination.name", queue.to_owned()),
             KeyValue::new("messaging.consumer.group.name", R::NAME),
             KeyValue::new("messaging.message.id", message.event.event_id.to_string()),
-            KeyValue::new("messaging.message.conversation_id", message.event.correlation_id.clone()),
-            KeyValue::new("messaging.rabbitmq.destination.routing_key", message.key.clone()),
-        ];
-        (format!("process {} {}", R::NAME, message.key).into(), attributes)
-    /// What is to be told of those with another body than the one known.
-    quarantined: Vec<Told>,
-    })
-}
-
-/// What a handler panicked with, to be kept and shown: without the secrets that somebody may have formatted into it.
-pub(super) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    text.map_or_else(|| "no message".to_owned(), secrets::strike_from)
 
     fn quarantine<F>(&mut self, item: &Item<F>) {
         let event = &item.message.event;
@@ -802,4 +802,18 @@ async fn removed_until<F>(tx: &mut Tx, items: &[Item<F>], now: Timestamp) -> sql
         return Ok(None);
     }
     retention::verdicts_removed_until(tx).await
+            KeyValue::new("messaging.message.conversation_id", message.event.correlation_id.clone()),
+            KeyValue::new("messaging.rabbitmq.destination.routing_key", message.key.clone()),
+        ];
+        (format!("process {} {}", R::NAME, message.key).into(), attributes)
+    /// What is to be told of those with another body than the one known.
+    quarantined: Vec<Told>,
+    })
+}
+
+/// What a handler panicked with, to be kept and shown: without the secrets that somebody may have formatted into it.
+pub(super) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.map_or_else(|| "no message".to_owned(), secrets::strike_from)
 }
