@@ -109,14 +109,14 @@ impl Failure {
         }
     }
 
-    /// The reason code, should this have been the last attempt, and the error in words.
-    pub(super) fn blame(self) -> (&'static str, String) {
-        match self {
-            Self::Panic(text) => ("handler-panic", format!("the handler panicked: {text}")),
-            Self::Database(error) => ("retries-exhausted", format!("database: {error}")),
-            Self::Woken(text) => ("retries-exhausted", text),
-            Self::Raced => ("retries-exhausted", "another transaction was always first".to_owned()),
-        }
+    pub(super) fn blame(self) -> Blame {
+        let (reason, last_word, error) = match self {
+            Self::Panic(text) => ("handler-panic", "handler-panic", format!("the handler panicked: {text}")),
+            Self::Database(error) => ("database", "retries-exhausted", format!("database: {error}")),
+            Self::Woken(text) => ("woken-failed", "retries-exhausted", text),
+            Self::Raced => ("raced", "retries-exhausted", "another transaction was always first".to_owned()),
+        };
+        Blame { reason, last_word, error }
     }
 
     /// How many reruns of the same work it is worth.
@@ -130,6 +130,15 @@ impl Failure {
             _ => 0,
         }
     }
+}
+
+/// What an event that failed by itself is told.
+pub(super) struct Blame {
+    /// Why it is tried again.
+    pub reason: &'static str,
+    /// The reason code, should this have been the last attempt.
+    pub last_word: &'static str,
+    pub error: String,
 }
 
 /// What outcomes have to be written down: marks and waits in the inbox, retries in the outbox.
@@ -504,6 +513,7 @@ impl<R: Reaction> Consumer<R> {
             [] => HashMap::new(),
             known => inbox::meet(tx, R::NAME, known, now).await?.into_iter().collect(),
         };
+        let removed_until = removed_until(tx, items, now).await?;
         let (mut too_old, mut later) = (Vec::new(), Vec::new());
         for (index, arrival) in arrivals {
             let item = &items[index];
@@ -515,7 +525,6 @@ impl<R: Reaction> Consumer<R> {
                 Action::Run => plan.run.push((index, met)),
                 Action::TakeOver => plan.stale.extend(met.map(|met| (index, met))),
                 Action::Later => {
-        let removed_until = removed_until(tx, items, now).await?;
                     let delay = met.map(|met| met.due_in).unwrap_or_default();
                     later.push(Entry::again(arrival.event, item.message.body.clone(), &self.queue, delay));
                     plan.settled.push((item.tag, Settle::AckRetry));
@@ -525,6 +534,7 @@ impl<R: Reaction> Consumer<R> {
                 Action::Quarantine => plan.quarantine(item),
             }
         }
+        tally::quarantined_on_commit(tx, R::NAME, &plan.quarantined);
         outbox::append_many(tx, &later).await?;
         // A repeat shares the fate of the copy before it: dead stays dead, anything else is a duplicate.
         for index in std::mem::take(&mut plan.repeats) {
@@ -540,7 +550,6 @@ impl<R: Reaction> Consumer<R> {
             let error =
                 format!("it is older than what the inbox remembers (by now {memory}): it may have been dealt with");
             let outcomes = vec![Outcome::Reject { reason: event::TOO_OLD, error }; too_old.len()];
-        tally::quarantined_on_commit(tx, R::NAME, &plan.quarantined);
             plan.settled.extend(self.keep_books(tx, items, &too_old, &outcomes).await?.0);
         }
         Ok(plan)
@@ -672,12 +681,12 @@ impl<R: Reaction> Consumer<R> {
                 books.marks.push(mark(State::Dead, None, Some(reason), Some(error)));
                 Settle::Reject
             }
-            Outcome::Retry { error, after } => match self.kernel.tuning.retry.delay(attempt.unsigned_abs()) {
+            Outcome::Retry { reason, error, after } => match self.kernel.tuning.retry.delay(attempt.unsigned_abs()) {
                 Some(delay) => {
                     let delay = delay.max(*after);
                     books.told.push(Told::retry(&message.event, attempt, delay, error));
                     books.retries.push(Entry::retry(&message.event, message.body.clone(), &self.queue, attempt, delay));
-                    books.marks.push(mark(State::Retrying, Some(delay), None, Some(error)));
+                    books.marks.push(mark(State::Retrying, Some(delay), Some(reason), Some(error)));
                     Settle::AckRetry
                 }
                 None => {
@@ -690,7 +699,7 @@ impl<R: Reaction> Consumer<R> {
 
     /// The culprit stands alone: its failure counts as an attempt, and it is retried or rejected.
     async fn blame(&self, item: &Item<R::Fact>, failure: Failure) -> sqlx::Result<(Tag, Settle)> {
-        let (last_word, error) = failure.blame();
+        let Blame { reason, last_word, error } = failure.blame();
         let mut tx = self.kernel.db.begin().await?;
         let plan = self.plan(&mut tx, std::slice::from_ref(item)).await?;
         let mut run = plan.run;
@@ -702,7 +711,8 @@ impl<R: Reaction> Consumer<R> {
         };
         let attempts = met.as_ref().map_or(0, |met| met.attempts) + 1;
         let exhausted = self.kernel.tuning.retry.delay(attempts.unsigned_abs()).is_none();
-        let outcome = if exhausted { Outcome::Reject { reason: last_word, error } } else { Outcome::retry(error) };
+        let outcome =
+            if exhausted { Outcome::Reject { reason: last_word, error } } else { Outcome::retry_for(reason, error) };
         let (settled, _) = self.keep_books(&mut tx, std::slice::from_ref(item), &run, &[outcome]).await?;
         tx.commit().await?;
         Ok(settled[0])
@@ -768,6 +778,8 @@ pub(super) struct Plan {
     pub stale: Vec<(usize, Met)>,
     repeats: Vec<usize>,
     duplicates: Vec<Uuid>,
+    /// What is to be told of those with another body than the one known.
+    quarantined: Vec<Told>,
     pub settled: Vec<(Tag, Settle)>,
 }
 
@@ -776,18 +788,6 @@ impl Plan {
         self.duplicates.push(event_id);
         self.settled.push((tag, Settle::Ack));
     }
-}
-
-/// The span of handling one message, in the words of OpenTelemetry's conventions.
-pub(super) fn begin_span<R: Reaction>(message: &Message<R::Fact>, queue: &str, system: &'static str) -> Span {
-    Span::begin(message.event.traceparent, SpanKind::Consumer, || {
-        let attributes = vec![
-            KeyValue::new("messaging.system", system),
-            KeyValue::new("messaging.operation.type", "process"),
-            KeyValue::new("messaging.operation.name", "process"),
-            KeyValue::new("messaging.destination.name", queue.to_owned()),
-            KeyValue::new("messaging.consumer.group.name", R::NAME),
-            KeyValue::new("messaging.message.id", message.event.event_id.to_string()),
 
     fn quarantine<F>(&mut self, item: &Item<F>) {
         let event = &item.message.event;
@@ -802,12 +802,22 @@ async fn removed_until<F>(tx: &mut Tx, items: &[Item<F>], now: Timestamp) -> sql
         return Ok(None);
     }
     retention::verdicts_removed_until(tx).await
+}
+
+/// The span of handling one message, in the words of OpenTelemetry's conventions.
+pub(super) fn begin_span<R: Reaction>(message: &Message<R::Fact>, queue: &str, system: &'static str) -> Span {
+    Span::begin(message.event.traceparent, SpanKind::Consumer, || {
+        let attributes = vec![
+            KeyValue::new("messaging.system", system),
+            KeyValue::new("messaging.operation.type", "process"),
+            KeyValue::new("messaging.operation.name", "process"),
+            KeyValue::new("messaging.destination.name", queue.to_owned()),
+            KeyValue::new("messaging.consumer.group.name", R::NAME),
+            KeyValue::new("messaging.message.id", message.event.event_id.to_string()),
             KeyValue::new("messaging.message.conversation_id", message.event.correlation_id.clone()),
             KeyValue::new("messaging.rabbitmq.destination.routing_key", message.key.clone()),
         ];
         (format!("process {} {}", R::NAME, message.key).into(), attributes)
-    /// What is to be told of those with another body than the one known.
-    quarantined: Vec<Told>,
     })
 }
 

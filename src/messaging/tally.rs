@@ -23,19 +23,21 @@ pub fn on_commit(tx: &mut Tx, consumer: &'static str, done: usize, marks: &[Mark
     if results.iter().all(|(_, count)| *count == 0) {
         return;
     }
-    let dead = marks.iter().filter(|mark| mark.state == State::Dead);
-    let reasons: Vec<String> = dead.filter_map(|mark| mark.reason.clone()).collect();
+    let reasons = |state| -> Vec<String> {
+        let marked = marks.iter().filter(|mark| mark.state == state);
+        marked.filter_map(|mark| mark.reason.clone()).collect()
+    };
+    let (retried, dead) = (reasons(State::Retrying), reasons(State::Dead));
     let metrics = tx.metrics().clone();
     tx.after_commit(move || {
         for (result, count) in results.into_iter().filter(|(_, count)| *count > 0) {
             let labels = [("consumer", consumer), ("result", result)];
             metrics.consumer_processed.get_or_create(&labels).inc_by(count as u64);
-            if result == "retried" {
-                let labels = [("consumer", consumer), ("reason", "failed-for-now")];
-                metrics.consumer_retries.get_or_create(&labels).inc_by(count as u64);
-            }
         }
-        for reason in reasons {
+        for reason in retried {
+            metrics.consumer_retries.get_or_create(&[("consumer", consumer.into()), ("reason", reason.into())]).inc();
+        }
+        for reason in dead {
             rejected(&metrics, consumer, reason.into());
         }
     });
@@ -46,8 +48,6 @@ pub fn rejected(metrics: &Metrics, consumer: &'static str, reason: Cow<'static, 
     metrics.consumer_dlq.get_or_create(&[("consumer", consumer.into()), ("reason", reason)]).inc();
 }
 
-/// Counts deliveries dismissed as duplicates, and tells of them, when `tx` commits.
-pub fn duplicates_on_commit<'a, F: 'a>(
 /// Counts deliveries put aside because the first body under their event id was another, and tells of them, when `tx`
 /// commits. They have no mark: the inbox row is the first one's.
 pub fn quarantined_on_commit(tx: &mut Tx, consumer: &'static str, told: &[Told]) {
@@ -58,6 +58,8 @@ pub fn quarantined_on_commit(tx: &mut Tx, consumer: &'static str, told: &[Told])
     }
 }
 
+/// Counts deliveries dismissed as duplicates, and tells of them, when `tx` commits.
+pub fn duplicates_on_commit<'a, F: 'a>(
     tx: &mut Tx,
     consumer: &'static str,
     repeated: impl Iterator<Item = &'a Message<F>>,
