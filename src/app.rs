@@ -26,6 +26,7 @@ use crate::inventory::reactions::Inventory;
 use crate::inventory::service::Change;
 use crate::ledger::reactions::Ledger;
 use crate::lifecycle::{Lifecycle, Stage};
+use crate::messaging::brim::Brim;
 use crate::messaging::consumer::{Consumer, read_delivery};
 use crate::messaging::faults::Faults;
 use crate::messaging::health::Health;
@@ -41,7 +42,7 @@ use crate::messaging::{Kernel, Origin, Reaction, jobs, mending};
 use crate::notifications::channels::{Channel, Smtp, Webhook};
 use crate::notifications::reactions::Notifications;
 use crate::numbers::Numbers;
-use crate::operations::audit::{self, Audits, Report, Scope};
+use crate::operations::audit::{self, Audits, Queues, Report};
 use crate::operations::metrics::{ProcessedRows, Scrape};
 use crate::operations::{self, Operations, lab};
 use crate::orders::desk::{Clerk, Desk};
@@ -168,9 +169,11 @@ impl Builder {
         let (desk, clerk) =
             Desk::open(db.clone(), kernel.faults.clone(), &kernel.health, Arc::new(Numbers::new("ORD")));
         let draining = CancellationToken::new();
+        let brim = Brim::at(settings.outbox_max_pending);
         let orders = OrdersApi {
             db: db.clone(),
             desk,
+            brim: brim.clone(),
             items_max: settings.max_items,
             // Leaves the answer time to get out before the request's own time is up.
             wait_max: settings.http_request_timeout.mul_f64(5.0 / 6.0),
@@ -239,7 +242,11 @@ impl Builder {
         lifecycle.spawn(Stage::Helpers, "presence", |stop| {
             instances::beat(present, me, address.to_string(), stop.cancelled_owned())
         });
-        let auditor = audit::watch(operations.clone(), settings.audit_every);
+        if settings.runs(Part::Api) {
+            let watcher = brim.watch(db.clone());
+            lifecycle.spawn(Stage::Helpers, "brim", |stop| until(stop, watcher));
+        }
+        let auditor = audit::watch(operations.clone(), settings.audit_every, settings.audit_window);
         lifecycle.spawn(Stage::Helpers, "audit", |stop| until(stop, auditor));
         lifecycle.spawn(Stage::Helpers, "recount", |stop| until(stop, processed.follow(operations)));
         lifecycle.spawn(Stage::Http, "live", |stop| sampler.run(stop));
@@ -277,12 +284,15 @@ fn check_exposure(settings: &Settings, keys: &Keys) -> anyhow::Result<()> {
 pub async fn audit(settings: Settings) -> anyhow::Result<Report> {
     let db = Db::open_read_only(&settings.database(), Clock::System).await?;
     let topology = topology(&built_in(&settings, &Clock::System)?, &settings);
-    let depths = match settings.rabbit()? {
-        None => audit::depths(&Transport::Table(TableQueue::new(db.clone(), settings.lease)), &topology.queues).await?,
+    let queues = match settings.rabbit()? {
+        None => {
+            let transport = Transport::Table(TableQueue::new(db.clone(), settings.lease));
+            Queues::look(&transport, &topology.queues, &settings.tuning()).await?
+        }
         // Only a server is connected to the broker: what may still be in its queues is asked of nobody.
-        Some(_) => Vec::new(),
+        Some(_) => Queues::unknown(&topology.queues),
     };
-    let report = audit::run(&db, &topology.queues, &depths, Scope::Whole).await?;
+    let report = audit::run(&db, &queues).await?;
     db.close().await;
     Ok(report)
 }

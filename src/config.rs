@@ -108,9 +108,13 @@ pub struct Values {
     #[arg(long, env = "METRICS_TOKEN", hide_env_values = true)]
     pub metrics_token: Option<Masked>,
 
-    /// How often the promises are checked on rows of late; the longer it takes, the less often.
+    /// How often the promises are checked on what was written of late; the longer it takes, the less often.
     #[arg(long, env = "STOCKADE_AUDIT_EVERY", default_value = "60s", value_parser = humantime::parse_duration)]
     pub audit_every: Duration,
+
+    /// Events in one window of that check; it rests after each.
+    #[arg(long, env = "STOCKADE_AUDIT_WINDOW", default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub audit_window: u32,
 
     /// Connections to Postgres.
     #[arg(long, env = "STOCKADE_DB_MAX_CONNECTIONS", default_value_t = 20)]
@@ -135,6 +139,10 @@ pub struct Values {
     /// How often the relay looks at the outbox even if nothing wakes it.
     #[arg(long, env = "STOCKADE_OUTBOX_POLL", default_value = "200ms", value_parser = humantime::parse_duration)]
     pub outbox_poll: Duration,
+
+    /// Orders are refused with 503 while more outbox rows than this wait to go out; 0 for no limit.
+    #[arg(long, env = "STOCKADE_OUTBOX_MAX_PENDING", default_value_t = 1_000_000)]
+    pub outbox_max_pending: u32,
 
     /// Refusals by the broker before an outbox row is dead.
     #[arg(long, env = "STOCKADE_OUTBOX_MAX_ATTEMPTS", default_value_t = 10)]

@@ -33,7 +33,7 @@ pub struct Metrics {
     pub outbox_publish_failures: Family<Labels<1>, Counter>,
     pub consumer_processed: Family<Labels<2>, Counter>,
     pub consumer_dedup: Family<Labels<1>, Counter>,
-    pub consumer_retries: Family<Labels<2>, Counter>,
+    pub consumer_retries: Family<[(&'static str, Cow<'static, str>); 2], Counter>,
     pub consumer_dlq: Family<[(&'static str, Cow<'static, str>); 2], Counter>,
     pub consumer_handle: Family<Labels<1>, Histogram, fn() -> Histogram>,
     pub db_busy: Counter,

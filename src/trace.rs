@@ -87,6 +87,11 @@ pub fn install(tracer: SdkTracer) {
     let _ = TRACER.set(tracer);
 }
 
+/// Does anybody collect spans?
+pub fn is_on() -> bool {
+    TRACER.get().is_some()
+}
+
 /// A piece of work, over when it is dropped. Nothing at all where nobody collects spans.
 pub struct Span {
     span: Option<opentelemetry_sdk::trace::Span>,

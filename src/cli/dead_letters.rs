@@ -117,9 +117,14 @@ impl DeadLetters {
                 }
             }
             Verb::List { filter, limit } => {
-                let letters: Vec<Value> = client.list_up_to(&filter.path(PATH), limit).await?;
+                // One more than is shown tells whether there are more.
+                let mut letters: Vec<Value> = client.list_up_to(&filter.path(PATH), limit.saturating_add(1)).await?;
+                let more = letters.len() > limit;
+                letters.truncate(limit);
                 remote.answer(&letters, |letters| letters_table(letters))?;
-                if letters.is_empty() {
+                if more {
+                    eprintln!("There are more: --limit N shows N of them, `stockade dead-letters groups` counts all.");
+                } else if letters.is_empty() {
                     eprintln!("No dead letters.");
                 }
             }

@@ -68,6 +68,7 @@ struct Preview {
     total: i64,
     already_applied: i64,
     refused: i64,
+    to: Timestamp,
     groups: Vec<Group>,
     sample: Vec<Value>,
     already_applied_sample: Vec<Value>,
@@ -80,13 +81,14 @@ impl Redrive {
             return jobs.run(&remote, PATH).await;
         }
         let client = remote.client()?;
-        let asked = |dry_run: bool| {
+        // The same letters for the look and for the start, whenever that is confirmed.
+        let asked = |to: Option<Timestamp>, dry_run: bool| {
             json!({
                 "queue": start.queue, "consumer": start.consumer, "reason": start.reason, "event_type": start.event_type,
-                "from": start.since, "to": start.until, "rate": start.rate, "why": start.why, "dry_run": dry_run,
+                "from": start.since, "to": to, "rate": start.rate, "why": start.why, "dry_run": dry_run,
             })
         };
-        let preview: Preview = client.post(PATH, &asked(true)).await?;
+        let preview: Preview = client.post(PATH, &asked(start.until, true)).await?;
         if start.dry_run {
             remote.answer(&preview, show)?;
             return Ok(Exit::Ok.into());
@@ -97,7 +99,7 @@ impl Redrive {
         }
         eprint!("{}", show(&preview));
         confirm(&format!("Send {} letters back, {} a second?", preview.total, start.rate), start.yes)?;
-        let job: Job = client.post(PATH, &asked(false)).await?;
+        let job: Job = client.post(PATH, &asked(Some(preview.to), false)).await?;
         if start.no_wait {
             eprintln!("Under way; `stockade redrive follow {}` waits for its end.", job.id);
             remote.answer(&job, |job| format!("{}\n", job.id))?;

@@ -46,6 +46,8 @@ impl Db {
                 let size: i64 = query_scalar("PRAGMA page_size").fetch_one(c).await?;
                 let settings = vec![
                     ("journal_mode", journal, Some("wal")),
+                    // No property of the file: each transaction of a server says it anew.
+                    ("synchronous", "full; normal for bookkeeping that can be done again".to_owned(), None),
                     ("size", format!("{pages} pages of {size} bytes"), None),
                 ];
                 // The file's clock is this machine's.

@@ -238,10 +238,13 @@ impl Probes {
             let backlog = outbox::backlog(&mut tx, now).await?;
             Ok((backlog, instances::list(&mut tx).await?))
         };
-        let (database, read) = match tokio::time::timeout(PROBE_TIMEOUT, backlog).await {
-            Ok(Ok(read)) => ("up", Some(read)),
-            Ok(Err(error)) if Trouble::of(&error) == Trouble::Busy => ("busy", None),
-            Ok(Err(_)) | Err(_) => ("down", None),
+        let (database, read, error) = match tokio::time::timeout(PROBE_TIMEOUT, backlog).await {
+            Ok(Ok(read)) => ("up", Some(read), None),
+            Ok(Err(error)) => {
+                let status = if Trouble::of(&error) == Trouble::Busy { "busy" } else { "down" };
+                (status, None, Some(error.to_string()))
+            }
+            Err(_) => ("down", None, Some(format!("no answer within {} ms", PROBE_TIMEOUT.as_millis()))),
         };
         let (outbox, instances) = read.map_or((None, Vec::new()), |(outbox, all)| (Some(outbox), all));
         let loops = self.kernel.health.statuses();
@@ -265,7 +268,7 @@ impl Probes {
                 _ => "degraded",
             },
             version: env!("CARGO_PKG_VERSION"),
-            database: Part { kind: self.kernel.db.engine_name(), status: database.to_owned(), error: None },
+            database: Part { kind: self.kernel.db.engine_name(), status: database.to_owned(), error },
             broker,
             outbox: outbox.map(|outbox| OutboxReport {
                 pending: outbox.pending,

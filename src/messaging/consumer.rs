@@ -26,7 +26,7 @@ use super::outbox::{self, Entry};
 use super::tally::{self, Told};
 use super::transport::{Delivery, RawMessage, Subscription, Tag, TransportError, Way};
 use super::waiting::{self, Ran, Wait, Waking};
-use super::{Kernel, Outcome, Pace, Patience, Reaction};
+use super::{Kernel, Outcome, Pace, Patience, Reaction, retention};
 use crate::clock::{Timestamp, in_words, mint_id};
 use crate::db::{Trouble, Tx};
 use crate::secrets;
@@ -48,6 +48,8 @@ const COPY: &str = "x-lab-copy";
 /// it begins, and to write it twice would cost every batch more than the difference is worth.
 const SLOW: Duration = Duration::from_millis(20);
 const SLOW_EACH: Duration = Duration::from_millis(2);
+/// An event this young has not been forgotten by anybody.
+const FRESH: Duration = Duration::from_secs(60);
 /// Errors are kept short enough to read in a list.
 const ERROR_CHARS_MAX: usize = 2000;
 
@@ -107,14 +109,14 @@ impl Failure {
         }
     }
 
-    /// The reason code, should this have been the last attempt, and the error in words.
-    pub(super) fn blame(self) -> (&'static str, String) {
-        match self {
-            Self::Panic(text) => ("handler-panic", format!("the handler panicked: {text}")),
-            Self::Database(error) => ("retries-exhausted", format!("database: {error}")),
-            Self::Woken(text) => ("retries-exhausted", text),
-            Self::Raced => ("retries-exhausted", "another transaction was always first".to_owned()),
-        }
+    pub(super) fn blame(self) -> Blame {
+        let (reason, last_word, error) = match self {
+            Self::Panic(text) => ("handler-panic", "handler-panic", format!("the handler panicked: {text}")),
+            Self::Database(error) => ("database", "retries-exhausted", format!("database: {error}")),
+            Self::Woken(text) => ("woken-failed", "retries-exhausted", text),
+            Self::Raced => ("raced", "retries-exhausted", "another transaction was always first".to_owned()),
+        };
+        Blame { reason, last_word, error }
     }
 
     /// How many reruns of the same work it is worth.
@@ -128,6 +130,15 @@ impl Failure {
             _ => 0,
         }
     }
+}
+
+/// What an event that failed by itself is told.
+pub(super) struct Blame {
+    /// Why it is tried again.
+    pub reason: &'static str,
+    /// The reason code, should this have been the last attempt.
+    pub last_word: &'static str,
+    pub error: String,
 }
 
 /// What outcomes have to be written down: marks and waits in the inbox, retries in the outbox.
@@ -489,9 +500,7 @@ impl<R: Reaction> Consumer<R> {
                     arrivals.push((index, Arrival::from(&item.message)));
                 }
                 // A second copy within the batch goes by the first one's body, as if it had come later.
-                Some(&first) if items[first].message.body_hash != item.message.body_hash => {
-                    plan.settled.push((item.tag, Settle::Reject));
-                }
+                Some(&first) if items[first].message.body_hash != item.message.body_hash => plan.quarantine(item),
                 Some(_) => plan.repeats.push(index),
             }
         }
@@ -504,12 +513,15 @@ impl<R: Reaction> Consumer<R> {
             [] => HashMap::new(),
             known => inbox::meet(tx, R::NAME, known, now).await?.into_iter().collect(),
         };
+        let removed_until = removed_until(tx, items, now).await?;
         let (mut too_old, mut later) = (Vec::new(), Vec::new());
         for (index, arrival) in arrivals {
             let item = &items[index];
             let met = met.get(&arrival.event.event_id).map(|met| item.meets(met.clone()));
             match inbox::decide(met.as_ref(), arrival.body_hash) {
-                Action::Run if self.may_have_forgotten(arrival.event, met.as_ref(), now) => too_old.push((index, met)),
+                Action::Run if self.may_have_forgotten(arrival.event, met.as_ref(), now, removed_until) => {
+                    too_old.push((index, met));
+                }
                 Action::Run => plan.run.push((index, met)),
                 Action::TakeOver => plan.stale.extend(met.map(|met| (index, met))),
                 Action::Later => {
@@ -518,9 +530,11 @@ impl<R: Reaction> Consumer<R> {
                     plan.settled.push((item.tag, Settle::AckRetry));
                 }
                 Action::Dismiss => plan.dismiss(item.tag, arrival.event.event_id),
-                Action::RejectAgain | Action::Quarantine => plan.settled.push((item.tag, Settle::Reject)),
+                Action::RejectAgain => plan.settled.push((item.tag, Settle::Reject)),
+                Action::Quarantine => plan.quarantine(item),
             }
         }
+        tally::quarantined_on_commit(tx, R::NAME, &plan.quarantined);
         outbox::append_many(tx, &later).await?;
         // A repeat shares the fate of the copy before it: dead stays dead, anything else is a duplicate.
         for index in std::mem::take(&mut plan.repeats) {
@@ -533,17 +547,26 @@ impl<R: Reaction> Consumer<R> {
         }
         if !too_old.is_empty() {
             let memory = in_words(self.kernel.tuning.keep.inbox);
-            let error = format!("it is older than the {memory} that the inbox remembers: it may have been dealt with");
+            let error =
+                format!("it is older than what the inbox remembers (by now {memory}): it may have been dealt with");
             let outcomes = vec![Outcome::Reject { reason: event::TOO_OLD, error }; too_old.len()];
             plan.settled.extend(self.keep_books(tx, items, &too_old, &outcomes).await?.0);
         }
         Ok(plan)
     }
 
-    /// Is it an event we know nothing of, but so old that we may have dealt with it and forgotten?
-    fn may_have_forgotten(&self, event: &Event, met: Option<&Met>, now: Timestamp) -> bool {
+    /// Is it an event we know nothing of, but so old that we may have dealt with it and forgotten? Rows may have been
+    /// kept for a shorter time than they are now.
+    fn may_have_forgotten(
+        &self,
+        event: &Event,
+        met: Option<&Met>,
+        now: Timestamp,
+        removed_until: Option<Timestamp>,
+    ) -> bool {
         let unknown = met.is_none_or(|met| met.state == State::Processing && met.attempts == 0);
-        unknown && now.since(event.occurred_at) > self.kernel.tuning.keep.inbox
+        let is_old = now.since(event.occurred_at) > self.kernel.tuning.keep.inbox;
+        unknown && (is_old || removed_until.is_some_and(|until| event.occurred_at < until))
     }
 
     /// Writes what the outcomes mean: nothing for a new event that is done, else its mark, its wait, its retry row.
@@ -658,12 +681,12 @@ impl<R: Reaction> Consumer<R> {
                 books.marks.push(mark(State::Dead, None, Some(reason), Some(error)));
                 Settle::Reject
             }
-            Outcome::Retry { error, after } => match self.kernel.tuning.retry.delay(attempt.unsigned_abs()) {
+            Outcome::Retry { reason, error, after } => match self.kernel.tuning.retry.delay(attempt.unsigned_abs()) {
                 Some(delay) => {
                     let delay = delay.max(*after);
                     books.told.push(Told::retry(&message.event, attempt, delay, error));
                     books.retries.push(Entry::retry(&message.event, message.body.clone(), &self.queue, attempt, delay));
-                    books.marks.push(mark(State::Retrying, Some(delay), None, Some(error)));
+                    books.marks.push(mark(State::Retrying, Some(delay), Some(reason), Some(error)));
                     Settle::AckRetry
                 }
                 None => {
@@ -676,7 +699,7 @@ impl<R: Reaction> Consumer<R> {
 
     /// The culprit stands alone: its failure counts as an attempt, and it is retried or rejected.
     async fn blame(&self, item: &Item<R::Fact>, failure: Failure) -> sqlx::Result<(Tag, Settle)> {
-        let (last_word, error) = failure.blame();
+        let Blame { reason, last_word, error } = failure.blame();
         let mut tx = self.kernel.db.begin().await?;
         let plan = self.plan(&mut tx, std::slice::from_ref(item)).await?;
         let mut run = plan.run;
@@ -688,7 +711,8 @@ impl<R: Reaction> Consumer<R> {
         };
         let attempts = met.as_ref().map_or(0, |met| met.attempts) + 1;
         let exhausted = self.kernel.tuning.retry.delay(attempts.unsigned_abs()).is_none();
-        let outcome = if exhausted { Outcome::Reject { reason: last_word, error } } else { Outcome::retry(error) };
+        let outcome =
+            if exhausted { Outcome::Reject { reason: last_word, error } } else { Outcome::retry_for(reason, error) };
         let (settled, _) = self.keep_books(&mut tx, std::slice::from_ref(item), &run, &[outcome]).await?;
         tx.commit().await?;
         Ok(settled[0])
@@ -754,6 +778,8 @@ pub(super) struct Plan {
     pub stale: Vec<(usize, Met)>,
     repeats: Vec<usize>,
     duplicates: Vec<Uuid>,
+    /// What is to be told of those with another body than the one known.
+    quarantined: Vec<Told>,
     pub settled: Vec<(Tag, Settle)>,
 }
 
@@ -762,6 +788,20 @@ impl Plan {
         self.duplicates.push(event_id);
         self.settled.push((tag, Settle::Ack));
     }
+
+    fn quarantine<F>(&mut self, item: &Item<F>) {
+        let event = &item.message.event;
+        self.quarantined.push(Told::dead_letter(event, event::ID_REUSED, &event::id_reused(event.event_id)));
+        self.settled.push((item.tag, Settle::Reject));
+    }
+}
+
+/// Until when inbox rows have been removed; not asked for a batch that is too young to be forgotten.
+async fn removed_until<F>(tx: &mut Tx, items: &[Item<F>], now: Timestamp) -> sqlx::Result<Option<Timestamp>> {
+    if items.iter().all(|item| now.since(item.message.event.occurred_at) < FRESH) {
+        return Ok(None);
+    }
+    retention::verdicts_removed_until(tx).await
 }
 
 /// The span of handling one message, in the words of OpenTelemetry's conventions.

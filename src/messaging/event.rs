@@ -22,6 +22,13 @@ const TEXT_CHARS_MAX: usize = 128;
 
 /// The reason code of an event that comes when the inbox may have forgotten it.
 pub const TOO_OLD: &str = "too-old";
+/// The reason code of a message that has another body than the first that came under its event id.
+pub const ID_REUSED: &str = "id-reused";
+
+/// What is wrong with such a message, in words.
+pub fn id_reused(event_id: Uuid) -> String {
+    format!("event {event_id} was first seen with another body; that one stands")
+}
 
 /// A fact, as producers write it and consumers read it.
 #[derive(Debug, Clone, Serialize, Deserialize)]

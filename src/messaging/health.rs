@@ -111,6 +111,17 @@ impl Pulse {
         });
     }
 
+    /// There is nothing to do. Trouble that still counts stays until something has worked.
+    pub fn idle(&self, now: Timestamp) {
+        self.status.send_if_modified(|status| {
+            let calm = !status.is_troubled(now);
+            if calm {
+                status.last_success_at = Some(now);
+            }
+            calm
+        });
+    }
+
     pub fn set(&self, state: LoopState) {
         self.status.send_modify(|status| status.state = state);
     }
@@ -121,5 +132,25 @@ impl Pulse {
             status.last_error = Some(error);
             status.last_error_at = Some(now);
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loop_that_serves_requests_beats_while_idle_but_for_trouble_that_still_counts() {
+        let pulse = Health::default().register_serving("desk");
+        let at = |seconds: i64| Timestamp::from_millis(seconds * 1000);
+        let beaten_at = |seconds| {
+            pulse.idle(at(seconds));
+            pulse.status.borrow().last_success_at
+        };
+        pulse.running(at(1));
+        assert_eq!(beaten_at(2), Some(at(2)));
+        pulse.troubled("away".to_owned(), at(3));
+        assert_eq!(beaten_at(4), Some(at(2)));
+        assert_eq!(beaten_at(30), Some(at(30)));
     }
 }

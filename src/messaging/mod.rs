@@ -27,6 +27,7 @@
 //! | poison is filed with its bytes and reason | `consumers::poison_is_filed_verbatim_with_its_reason` |
 
 pub mod actions;
+pub mod brim;
 pub mod consumer;
 pub mod dead_letters;
 pub mod event;
@@ -113,8 +114,9 @@ pub enum Outcome {
     Wait {
         key: &'static str,
     },
-    /// Failed for now: run again later, and no sooner than `after`.
+    /// Failed for now, for a stable reason: run again later, and no sooner than `after`.
     Retry {
+        reason: &'static str,
         error: String,
         after: Duration,
     },
@@ -135,7 +137,12 @@ impl Outcome {
     }
 
     pub fn retry(error: impl Into<String>) -> Self {
-        Self::Retry { error: error.into(), after: Duration::ZERO }
+        Self::retry_for("failed-for-now", error)
+    }
+
+    /// The same, for a reason that metrics tell from others.
+    pub fn retry_for(reason: &'static str, error: impl Into<String>) -> Self {
+        Self::Retry { reason, error: error.into(), after: Duration::ZERO }
     }
 
     /// A rule of the domain forbids it, now and for ever.

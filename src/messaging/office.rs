@@ -178,8 +178,8 @@ impl Office {
         {
             letter.attempts = verdict.attempts;
             if verdict.body_hash != event::hash_of(&delivery.body) {
-                letter.reason = "id-reused".to_owned();
-                letter.error = format!("event {} was first seen with another body; that one stands", event.event_id);
+                letter.reason = event::ID_REUSED.to_owned();
+                letter.error = event::id_reused(event.event_id);
                 return Ok(Filing::Letter(Box::new(letter)));
             }
             if verdict.state == State::Processed {

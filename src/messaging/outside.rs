@@ -28,6 +28,8 @@ use super::waiting::Waking;
 use super::{Outcome, Patience, Reaction};
 use crate::db::{Trouble, Tx};
 
+/// Why an event whose call did not go through is tried again.
+const CALL_FAILED: &str = "call-failed";
 /// The reason code of an event whose call ended nobody knows how, and is not to be made again.
 pub const OUTCOME_UNKNOWN: &str = "outcome-unknown";
 /// The reason code of an event whose receiver will never take it.
@@ -79,9 +81,9 @@ impl Answer {
     fn outcome(&self, repeats_unknown: bool) -> Outcome {
         match self.clone() {
             Self::Done => Outcome::Done,
-            Self::Failed { error, after } => Outcome::Retry { error, after: after.min(AFTER_MAX) },
+            Self::Failed { error, after } => Outcome::Retry { reason: CALL_FAILED, error, after: after.min(AFTER_MAX) },
             Self::Refused { error } => Outcome::Reject { reason: REFUSED, error },
-            Self::Unknown { error } if repeats_unknown => Outcome::retry(error),
+            Self::Unknown { error } if repeats_unknown => Outcome::retry_for(OUTCOME_UNKNOWN, error),
             Self::Unknown { error } => Outcome::Reject { reason: OUTCOME_UNKNOWN, error },
         }
     }
@@ -183,7 +185,7 @@ impl<R: Reaction> Consumer<R> {
                     todo.push((part, spoilt));
                     tokio::time::sleep(pause).await;
                 }
-                Err(failure) if part.len() == 1 => todo.push((part, Some(failure.blame().1))),
+                Err(failure) if part.len() == 1 => todo.push((part, Some(failure.blame().error))),
                 Err(_) => {
                     let (left, right) = part.split_at(part.len() / 2);
                     todo.extend([(right, None), (left, None)]);
@@ -324,7 +326,7 @@ mod tests {
     #[test]
     fn a_receiver_may_put_off_the_next_attempt_for_so_long_only() {
         let failed = |after| Answer::Failed { error: "busy".to_owned(), after }.outcome(false);
-        let retry = |after| Outcome::Retry { error: "busy".to_owned(), after };
+        let retry = |after| Outcome::Retry { reason: CALL_FAILED, error: "busy".to_owned(), after };
         assert_eq!(failed(Duration::from_secs(60)), retry(Duration::from_secs(60)));
         assert_eq!(failed(Duration::from_secs(86_400)), retry(AFTER_MAX));
     }

@@ -18,6 +18,7 @@ use super::transport::{Transport, Verdict, Way, table};
 use super::{Kernel, Pace, Patience};
 use crate::clock::{Timestamp, mint_id};
 use crate::db::Hatch;
+use crate::trace::{self, KeyValue, Span, SpanKind, Traceparent};
 
 pub const NAME: &str = "relay";
 
@@ -195,7 +196,9 @@ impl Relay {
             return Ok(0);
         }
         let started = Instant::now();
+        let spans = self.begin_spans(claimed);
         let verdicts = self.kernel.transport.publish(claimed).await;
+        drop(spans);
         self.kernel.db.metrics().outbox_publish.observe(started.elapsed().as_secs_f64());
         self.kernel.faults.reach("relay.before_mark", NAME);
         let settlements: Vec<Settlement> =
@@ -203,6 +206,30 @@ impl Relay {
         self.settle(claimed_by, &settlements, taken_at).await?;
         // Rows the broker said nothing about count as none taken, so that a broker that is away is not hammered.
         Ok(settlements.iter().filter(|settlement| !matches!(settlement, Settlement::Released(_))).count())
+    }
+
+    /// The sending of each message, in the words of OpenTelemetry's conventions.
+    fn begin_spans(&self, claimed: &[Claimed]) -> Vec<Span> {
+        if !trace::is_on() {
+            return Vec::new();
+        }
+        let begin = |row: &Claimed| {
+            let parent = row.traceparent.as_deref().and_then(Traceparent::parse);
+            let destination = if row.target.is_empty() { row.routing_key() } else { row.target.clone() };
+            Span::begin(parent, SpanKind::Producer, || {
+                let attributes = vec![
+                    KeyValue::new("messaging.system", self.kernel.transport.name()),
+                    KeyValue::new("messaging.operation.type", "send"),
+                    KeyValue::new("messaging.operation.name", "publish"),
+                    KeyValue::new("messaging.destination.name", destination),
+                    KeyValue::new("messaging.message.id", row.event_id.to_string()),
+                    KeyValue::new("messaging.message.conversation_id", row.correlation_id.clone()),
+                    KeyValue::new("messaging.rabbitmq.destination.routing_key", row.routing_key()),
+                ];
+                (format!("publish {}", row.routing_key()).into(), attributes)
+            })
+        };
+        claimed.iter().map(begin).collect()
     }
 
     async fn settle(&self, claimed_by: Uuid, settlements: &[Settlement], taken_at: Timestamp) -> sqlx::Result<()> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::event::{Event, Message};
+use super::event::{Event, ID_REUSED, Message};
 use super::inbox::{Mark, State};
 use crate::db::Tx;
 use crate::metrics::Metrics;
@@ -23,19 +23,21 @@ pub fn on_commit(tx: &mut Tx, consumer: &'static str, done: usize, marks: &[Mark
     if results.iter().all(|(_, count)| *count == 0) {
         return;
     }
-    let dead = marks.iter().filter(|mark| mark.state == State::Dead);
-    let reasons: Vec<String> = dead.filter_map(|mark| mark.reason.clone()).collect();
+    let reasons = |state| -> Vec<String> {
+        let marked = marks.iter().filter(|mark| mark.state == state);
+        marked.filter_map(|mark| mark.reason.clone()).collect()
+    };
+    let (retried, dead) = (reasons(State::Retrying), reasons(State::Dead));
     let metrics = tx.metrics().clone();
     tx.after_commit(move || {
         for (result, count) in results.into_iter().filter(|(_, count)| *count > 0) {
             let labels = [("consumer", consumer), ("result", result)];
             metrics.consumer_processed.get_or_create(&labels).inc_by(count as u64);
-            if result == "retried" {
-                let labels = [("consumer", consumer), ("reason", "failed-for-now")];
-                metrics.consumer_retries.get_or_create(&labels).inc_by(count as u64);
-            }
         }
-        for reason in reasons {
+        for reason in retried {
+            metrics.consumer_retries.get_or_create(&[("consumer", consumer.into()), ("reason", reason.into())]).inc();
+        }
+        for reason in dead {
             rejected(&metrics, consumer, reason.into());
         }
     });
@@ -44,6 +46,16 @@ pub fn on_commit(tx: &mut Tx, consumer: &'static str, done: usize, marks: &[Mark
 /// Counts a delivery that goes to the dead-letter queue.
 pub fn rejected(metrics: &Metrics, consumer: &'static str, reason: Cow<'static, str>) {
     metrics.consumer_dlq.get_or_create(&[("consumer", consumer.into()), ("reason", reason)]).inc();
+}
+
+/// Counts deliveries put aside because the first body under their event id was another, and tells of them, when `tx`
+/// commits. They have no mark: the inbox row is the first one's.
+pub fn quarantined_on_commit(tx: &mut Tx, consumer: &'static str, told: &[Told]) {
+    if !told.is_empty() {
+        let (metrics, count) = (tx.metrics().clone(), told.len());
+        tx.after_commit(move || (0..count).for_each(|_| rejected(&metrics, consumer, ID_REUSED.into())));
+        tell_on_commit(tx, consumer, told);
+    }
 }
 
 /// Counts deliveries dismissed as duplicates, and tells of them, when `tx` commits.

@@ -1,5 +1,7 @@
 //! Redrives: dead letters sent back in bulk, at a rate, on record.
 
+use std::time::Duration;
+
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -60,6 +62,8 @@ pub struct StartRedrive {
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct RedrivePreview {
     dry_run: bool,
+    /// Give this as `to` and what is filed after this look is left alone.
+    to: Timestamp,
     #[serde(flatten)]
     preview: Preview,
 }
@@ -100,8 +104,11 @@ async fn start_redrive(
         to: asked.to,
     };
     if asked.dry_run {
-        let preview = jobs::preview(&mut operations.kernel.db.read().await?, &letters).await?;
-        return Ok(Json(RedrivePreview { dry_run: true, preview }).into_response());
+        let mut tx = operations.kernel.db.read().await?;
+        // What was filed in this very millisecond is seen.
+        let to = asked.to.unwrap_or_else(|| tx.now().plus(Duration::from_millis(1)));
+        let preview = jobs::preview(&mut tx, &Letters { to: Some(to), ..letters }).await?;
+        return Ok(Json(RedrivePreview { dry_run: true, to, preview }).into_response());
     }
     let mut tx = operations.kernel.db.begin().await?;
     let id = jobs::start_redrive(&mut tx, &letters, &order).await?;

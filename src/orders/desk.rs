@@ -5,6 +5,7 @@
 //! group fails as a whole it is halved until the culprit stands alone: one bad order never fails its neighbours.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
@@ -23,6 +24,8 @@ pub const NAME: &str = "desk";
 const WAITING_MAX: usize = 4096;
 /// Orders in one transaction: past this, a larger group only makes its first members wait longer.
 const GROUP_MAX: usize = 512;
+/// How often an idle desk says that it is there.
+const BEAT_EVERY: Duration = Duration::from_secs(1);
 /// How often a group is run again after losing to another transaction or meeting a taken number.
 const RERUNS_MAX: u32 = 10;
 
@@ -84,6 +87,7 @@ impl Clerk {
                     }
                     self.commit(std::mem::take(&mut group)).await;
                 }
+                () = tokio::time::sleep(BEAT_EVERY) => self.pulse.idle(self.db.clock().now()),
                 () = stop.cancelled() => {
                     self.waiting.close();
                     while self.waiting.recv_many(&mut group, GROUP_MAX).await > 0 {

@@ -21,6 +21,8 @@ pub enum OrderError {
     WrongCurrency { currency: Currency },
     #[error("the server is shutting down")]
     Draining,
+    #[error("too much waits to be published; no more orders are taken until it is")]
+    OutboxFull,
     #[error("the group this order was to be committed with failed: {cause}")]
     GroupFailed { trouble: Trouble, cause: String },
     #[error(transparent)]
@@ -57,6 +59,7 @@ impl From<OrderError> for Problem {
             OrderError::WrongAmount { .. } => payment_mismatch("/amount_minor", &error),
             OrderError::WrongCurrency { .. } => payment_mismatch("/currency", &error),
             OrderError::Draining => Self::new(503, "draining", error.to_string()).retry_after(1),
+            OrderError::OutboxFull => Self::new(503, "outbox-full", error.to_string()).retry_after(5),
             OrderError::GroupFailed { trouble, cause } => Self::from_trouble(trouble, cause),
             OrderError::Database(error) => Self::from(error),
         }

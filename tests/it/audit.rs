@@ -196,6 +196,12 @@ async fn what_is_under_way_is_no_violation(db: TestDb) {
     let report = audit(&app).await;
     assert_eq!(report["violations"], 0, "{report:#}");
     assert!(report["unsettled"].as_i64().unwrap() > 0, "{report:#}");
+    // A retry that is overdue but still to be sent is only late.
+    assert_eq!(db.count("SELECT count(*) FROM messaging_inbox WHERE state = 'retrying'").await, 1);
+    plant(&db, &["UPDATE messaging_inbox SET lease_until = started_at - {20 minutes} WHERE state = 'retrying'"]).await;
+    assert_kept(&app).await;
+    plant(&db, &["DELETE FROM messaging_outbox WHERE kind = 'retry'"]).await;
+    assert_eq!(broken(&audit(&app).await), ["nothing-lost"]);
     app.stop().await;
 }
 
@@ -244,6 +250,34 @@ const BREACHES: &[(&str, &[&str])] = &[
         &["UPDATE messaging_outbox SET aggregate_id = (SELECT min(aggregate_id) FROM messaging_outbox
                WHERE aggregate_type = 'inventory') WHERE aggregate_type = 'inventory'"],
     ),
+    // The announcement of an order that waits, gone with everything about it.
+    (
+        "orders-have-events",
+        &[
+            "DELETE FROM messaging_outbox WHERE aggregate_id = (SELECT min(aggregate_id) FROM messaging_outbox
+                 WHERE event_type = 'cancelled')",
+            "UPDATE orders_orders SET status = 'placed' WHERE status = 'cancelled'",
+        ],
+    ),
+    // The answer on an order that has moved on.
+    ("orders-have-events", &["DELETE FROM messaging_outbox WHERE aggregate_type = 'inventory' AND event_type = 'reserved'"]),
+    ("orders-have-events", &["DELETE FROM messaging_outbox WHERE aggregate_type = 'inventory' AND event_type = 'failed'"]),
+    ("no-phantoms", &["DELETE FROM messaging_outbox WHERE event_type = 'paid'"]),
+    (
+        "one-body-per-event",
+        &["UPDATE messaging_inbox SET body_hash = (SELECT body_hash FROM messaging_inbox ORDER BY event_id LIMIT 1)
+           WHERE consumer = 'ledger' AND event_type = 'order.paid'"],
+    ),
+    // Without its primary key.
+    (
+        "one-order-per-key",
+        &[
+            "CREATE TABLE kept AS SELECT * FROM orders_idempotency",
+            "DROP TABLE orders_idempotency",
+            "CREATE TABLE orders_idempotency AS SELECT * FROM kept",
+            "INSERT INTO orders_idempotency SELECT * FROM kept",
+        ],
+    ),
     ("no-order-forgotten", &["UPDATE orders_orders SET status = 'placed' WHERE status = 'rejected'"]),
     ("orders-and-reservations-agree", &["UPDATE orders_orders SET status = 'reserved' WHERE status = 'rejected'"]),
     ("reserved-as-ordered", &["UPDATE orders_lines SET quantity = quantity + 1, unit_price_minor = 0"]),
@@ -272,6 +306,23 @@ const BREACHES: &[(&str, &[&str])] = &[
             "UPDATE messaging_inbox SET state = 'dead', finished_at = finished_at - {10 minutes} WHERE consumer = 'orders'",
             "UPDATE messaging_forgotten SET until = until - {20 minutes}",
         ],
+    ),
+    (
+        // A retry that was due long ago, and nothing that would bring it.
+        "nothing-lost",
+        &["UPDATE messaging_inbox SET state = 'retrying', lease_until = finished_at - {10 minutes}, finished_at = NULL
+           WHERE consumer = 'orders'"],
+    ),
+    (
+        // A run that nobody is at, under a lease and without.
+        "nothing-lost",
+        &["UPDATE messaging_inbox SET state = 'processing', lease_until = finished_at - {10 minutes}, finished_at = NULL,
+               lock_token = event_id WHERE consumer = 'notifications'"],
+    ),
+    (
+        "nothing-lost",
+        &["UPDATE messaging_inbox SET state = 'processing', started_at = started_at - {10 minutes}, finished_at = NULL
+           WHERE consumer = 'ledger'"],
     ),
     ("answers-are-true", &["DELETE FROM inventory_reservations WHERE state = 'held'"]),
     (
@@ -338,7 +389,14 @@ async fn each_planted_breach_is_found_by_its_check(db: TestDb) {
     for (name, statements) in BREACHES {
         let copy = Copy::of(&db).await;
         plant(&copy.db, statements).await;
-        let app = App::start_with(&copy.db, &["--modules", "api"]).await;
+        let app = App::start_with(&copy.db, &["--modules", "api", "--audit-every", "50ms"]).await;
+        // By what runs by itself, which looks at a window, and by the whole one.
+        let gauge = format!("stockade_invariant_violations{{name=\"{name}\"}} ");
+        eventually(&format!("{name} in the gauge after {statements:?}"), || async {
+            let page = app.get("/v1/metrics").send().await.unwrap().text().await.unwrap();
+            page.lines().find_map(|line| line.strip_prefix(&gauge)).filter(|count| *count != "0.0").map(drop)
+        })
+        .await;
         let report = audit(&app).await;
         assert!(broken(&report).contains(name), "{name}: {report:#}");
         let check = report["checks"].as_array().unwrap().iter().find(|check| check["name"] == *name).unwrap();
@@ -392,6 +450,40 @@ async fn it_runs_by_itself_and_metrics_tell(db: TestDb) {
     })
     .await;
     assert!(page().await.contains("stockade_invariant_last_check_timestamp_seconds "));
+    // What a whole audit found too is asked again until it is mended.
+    assert_eq!(broken(&audit(&app).await), ["totals-add-up"]);
+    plant(&db, &["UPDATE orders_orders SET total_minor = total_minor - 1 WHERE status = 'reserved'"]).await;
+    eventually("the mending in the gauge", || async {
+        gauge(&page().await, "totals-add-up").filter(|count| count == "0.0")
+    })
+    .await;
+    app.stop().await;
+}
+
+async fn it_goes_through_what_is_much_in_small_windows(db: TestDb) {
+    let app = App::start_with(&db, &["--audit-every", "50ms", "--audit-window", "7"]).await;
+    trade(&app).await;
+    // The first order and the last are in no window together, nor are two answers on one order.
+    plant(
+        &db,
+        &[
+            "UPDATE orders_orders SET total_minor = total_minor + 1
+             WHERE id = (SELECT id FROM orders_orders ORDER BY id LIMIT 1)
+                 OR id = (SELECT id FROM orders_orders ORDER BY id DESC LIMIT 1)",
+            "UPDATE messaging_outbox SET aggregate_id = (SELECT o.aggregate_id FROM messaging_outbox o
+                 WHERE o.aggregate_type = 'inventory' ORDER BY o.id LIMIT 1)
+             WHERE aggregate_type = 'inventory' AND event_type = 'failed'",
+        ],
+    )
+    .await;
+    for (name, wanted) in [("totals-add-up", "2.0"), ("one-answer-per-order", "1.0")] {
+        eventually(name, || async {
+            let page = app.get("/v1/metrics").send().await.unwrap().text().await.unwrap();
+            let gauge = format!("stockade_invariant_violations{{name=\"{name}\"}} {wanted}");
+            page.contains(&gauge).then_some(())
+        })
+        .await;
+    }
     app.stop().await;
 }
 
@@ -424,5 +516,6 @@ each_database!(
     it_is_silent_under_load,
     each_planted_breach_is_found_by_its_check,
     it_runs_by_itself_and_metrics_tell,
+    it_goes_through_what_is_much_in_small_windows,
     the_command_tells_by_its_exit_code,
 );

@@ -239,6 +239,7 @@ async fn the_doctor_looks_at_everything_a_server_stands_on(db: TestDb) {
     assert!(about("server").contains("1 instances"), "{}", about("server"));
     if db.url.starts_with("sqlite:") {
         assert_eq!(about("journal_mode"), "wal");
+        assert!(about("synchronous").starts_with("full"));
         assert!(about("disk").contains("free"));
     } else {
         assert_eq!(about("fsync"), "on");

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rcgen::{CertifiedKey, generate_simple_self_signed};
 use rustls::ServerConfig;
 use rustls::pki_types::PrivatePkcs8KeyDer;
-use serde_json::Value;
+use serde_json::{Value, json};
 use stockade::access::Secret;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
@@ -35,6 +35,23 @@ fn stockade_with(envs: &[(&str, &str)], args: &[&str]) -> Ran {
     let output = command.args(args).envs(envs.iter().copied()).output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     Ran { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_list_that_is_cut_short_says_so() {
+    let db = TestDb::new(Engine::Sqlite).await;
+    let server = Server::start(&db, &[]);
+    let poison = json!({ "queue": "inventory", "body": "no json", "times": 3 });
+    server.tell("/v1/lab/publish", &poison).await;
+    server.eventually_list("/v1/dead-letters", 3).await;
+    let cut = stockade(&server, &["dead-letters", "list", "--limit", "2", "--json"]);
+    assert_eq!(cut.json().as_array().unwrap().len(), 2, "{}", cut.out);
+    assert!(cut.err.contains("There are more"), "{}", cut.err);
+    let whole = stockade(&server, &["dead-letters", "list", "--limit", "3", "--json"]);
+    assert_eq!((whole.json().as_array().unwrap().len(), whole.err.as_str()), (3, ""));
+    let redriven = stockade(&server, &["redrive", "--queue", "inventory", "--yes", "--no-wait", "--json"]).json();
+    assert!(redriven["filter"]["to"].is_string(), "pinned when it was looked at: {redriven:#}");
+    server.terminate().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

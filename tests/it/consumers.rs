@@ -127,6 +127,10 @@ async fn a_panic_is_retried_and_ends_as_handler_panic(db: TestDb) {
     let letters = rig.letters().await;
     assert_eq!((letters.len(), letters[0].reason.as_str()), (1, "handler-panic"));
     assert!(letters[0].error.contains("the handler panicked: boom"));
+    let retries = &rig.db.metrics().consumer_retries;
+    let counted = |reason: &'static str| retries.get(&[("consumer", "probe".into()), ("reason", reason.into())]);
+    assert!(counted("handler-panic").is_some_and(|count| count.get() > 0), "told from other failures");
+    assert!(counted("failed-for-now").is_none());
 }
 
 async fn retries_go_through_the_outbox_with_backoff_and_keep_id_and_correlation(db: TestDb) {

@@ -334,7 +334,33 @@ async fn an_event_that_is_dead_stays_dead_through_a_replay(db: TestDb) {
     assert_eq!(rig.letters().await.len(), 1, "counted onto the open letter");
 }
 
+async fn a_replay_opens_no_letter_about_what_was_discarded(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let event = told("reject");
+    rig.tell(std::slice::from_ref(&event)).await;
+    rig.settle().await;
+    let letter = rig.letters().await[0].id;
+    let mut tx = rig.db.begin().await.unwrap();
+    assert!(dead_letters::discard(&mut tx, letter).await.is_ok());
+    tx.commit().await.unwrap();
+    replay(&rig, Some("probe")).await;
+    finish(&rig, &runner(&rig)).await;
+    rig.settle().await;
+    let letters = rig.letters().await;
+    assert_eq!((letters.len(), letters[0].state.as_str()), (1, "discarded"));
+    assert_eq!(rig.number("SELECT CAST(count AS bigint) FROM messaging_dead_letters").await, 2);
+    // One that is restored, sent back and rejected again is a new letter.
+    let mut tx = rig.db.begin().await.unwrap();
+    assert!(dead_letters::restore(&mut tx, letter).await.is_ok());
+    tx.commit().await.unwrap();
+    rig.redrive(letter).await;
+    rig.settle().await;
+    assert_eq!(rig.number("SELECT count(*) FROM messaging_dead_letters WHERE state = 'open'").await, 1);
+    assert_eq!(rig.letters().await.len(), 2);
+}
+
 each_database!(
+    a_replay_opens_no_letter_about_what_was_discarded,
     a_redrive_sends_the_letters_that_were_open_when_it_was_asked_for,
     what_fails_again_is_not_sent_again_by_the_same_redrive,
     a_batch_is_not_due_before_its_time,

@@ -215,6 +215,28 @@ async fn an_event_that_may_have_been_forgotten_is_too_old(db: TestDb) {
     assert_eq!((rig.letters().await.len(), rig.inbox(&old).await.unwrap().duplicates), (1, 1));
 }
 
+async fn what_was_forgotten_stays_too_old_when_more_is_remembered(db: TestDb) {
+    let mut rig = Rig::new(&db).await;
+    let old = aged(&rig, DAY * 40, "note");
+    rig.deliver(&old, 1).await;
+    rig.settle().await;
+    assert_eq!(rig.effects(&old).await, 1, "nothing was ever forgotten, so this is a new one");
+    age(&rig, DAY * 40).await;
+    let keep = rig.kernel.tuning.keep;
+    rig.kernel.tuning.keep.inbox = DAY * 30;
+    assert_eq!(pass(&rig).await.inbox, 1);
+    rig.kernel.tuning.keep = keep;
+    let (older, younger) = (aged(&rig, DAY * 35, "note"), aged(&rig, DAY * 25, "note"));
+    for event in [&old, &older, &younger] {
+        rig.deliver(event, 1).await;
+    }
+    rig.settle().await;
+    let effects = (rig.effects(&old).await, rig.effects(&older).await, rig.effects(&younger).await);
+    assert_eq!(effects, (1, 0, 1), "what may have been forgotten is not done again");
+    assert!(rig.letters().await.iter().all(|letter| letter.reason == "too-old"));
+    assert_eq!(rig.letters().await.len(), 2);
+}
+
 async fn a_redrive_by_hand_overrides_too_old(db: TestDb) {
     let rig = Rig::new(&db).await;
     let old = aged(&rig, DAY * 91, "note");
@@ -301,6 +323,7 @@ each_database!(
     rows_that_are_not_settled_are_never_forgotten,
     resolved_letters_are_removed_and_open_ones_are_not,
     an_event_that_may_have_been_forgotten_is_too_old,
+    what_was_forgotten_stays_too_old_when_more_is_remembered,
     a_redrive_by_hand_overrides_too_old,
     one_instance_works_at_a_time,
     idempotency_keys_are_forgotten_after_a_day,

@@ -13,7 +13,7 @@ use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message;
 use serde_json::{Value, json};
 
-use crate::support::{App, Engine, Server, TestDb, each_database, eventually, order};
+use crate::support::{App, Engine, Server, TestDb, each_database, each_database_on_rabbit, eventually, order};
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const PARENT: &str = "00f067aa0ba902b7";
@@ -153,6 +153,29 @@ async fn spans_reach_a_collector_as_one_trace() {
     assert!(server.terminate().await, "a collector does not hold up the end");
 }
 
+async fn over_a_broker_the_publishing_is_a_span_too(db: TestDb) {
+    const PRODUCER: i32 = 4;
+    let (url, received) = collector().await;
+    let mut command = Server::command(&db, &[]);
+    command.env("OTEL_EXPORTER_OTLP_ENDPOINT", &url).env("OTEL_BSP_SCHEDULE_DELAY", "100");
+    let server = Server::spawn(command, Path::new("/dev/null"));
+    server.until_connected().await;
+    place(&server, &traceparent()).await;
+    let span = |name: &'static str| {
+        let received = received.clone();
+        eventually(name, move || {
+            let received = received.lock().unwrap();
+            let found = received.iter().find(|(_, span)| span.name == name && hex(&span.trace_id) == TRACE);
+            std::future::ready(found.map(|(_, span)| span.clone()))
+        })
+    };
+    let (request, published) = (span("POST /v1/orders").await, span("publish order.placed").await);
+    assert_eq!((published.kind, hex(&published.parent_span_id)), (PRODUCER, hex(&request.span_id)));
+    assert!(server.terminate().await);
+}
+
+each_database_on_rabbit!(over_a_broker_the_publishing_is_a_span_too);
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_collector_that_is_away_holds_up_nothing() {
     let db = TestDb::new(Engine::Sqlite).await;
@@ -194,6 +217,10 @@ async fn each_outcome_is_a_line_that_reads_alone() {
     let told = line(format!("DUPLICATE inventory order.placed of {id}: ")).await;
     assert_eq!((&told["aggregate.id"], &told["correlation.id"]), (&reserved["id"], &reserved["correlation_id"]));
     line("DEAD LETTER inventory message without an id (not-json): ".to_owned()).await;
+    let other = body.replacen("\"quantity\":1", "\"quantity\":2", 1);
+    server.tell("/v1/lab/publish", &json!({ "queue": "inventory", "body": other })).await;
+    let told = line(format!("DEAD LETTER inventory order.placed of {id} (id-reused): ")).await;
+    assert_eq!((&told["reason"], &told["correlation.id"]), (&json!("id-reused"), &reserved["correlation_id"]));
     assert!(server.pay(id, 0).await.status().is_success());
     let told = line(format!("PAID {}", reserved["number"].as_str().unwrap())).await;
     assert_eq!(told["order.id"], reserved["id"]);

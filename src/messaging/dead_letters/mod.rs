@@ -2,7 +2,8 @@
 //!
 //! An open letter stands for one thing: an event that a consumer's inbox calls dead (however many copies of it
 //! are rejected, they only count up), or else one rejected delivery. Filing the same delivery twice changes
-//! nothing, so the office may crash between filing and acknowledging.
+//! nothing, so the office may crash between filing and acknowledging. An event whose letter was discarded is put aside
+//! for good: further copies count onto that letter, and open none.
 //!
 //! A letter is resolved by sending it back or by discarding it, see [`resolve`]; a discarded one can be restored.
 
@@ -46,28 +47,13 @@ pub struct NewLetter {
     pub delivery_key: String,
 }
 
-/// Files a letter, or counts it onto the open one it repeats.
+/// Files a letter, or counts it onto the one it repeats.
 pub async fn file(tx: &mut Tx, letter: &NewLetter) -> sqlx::Result<()> {
-    let now = tx.now();
-    let counted = crate::on!(tx, c => {
-        sqlx::query(
-            "UPDATE messaging_dead_letters SET count = count + 1, delivery_key = $3, x_death = $4, updated_at = $5
-             WHERE queue = $1 AND filing_key = $2 AND state = 'open'
-                 AND NOT EXISTS (SELECT 1 FROM messaging_dead_letters WHERE queue = $1 AND delivery_key = $3)",
-        )
-        .bind(&letter.queue)
-        .bind(&letter.filing_key)
-        .bind(&letter.delivery_key)
-        .bind(letter.x_death.to_string())
-        .bind(now)
-        .execute(c)
-        .await
-        .map(|done| done.rows_affected())
-    })?;
-    if counted > 0 {
+    let event_id = event::read_envelope(&letter.body, Label::default(), usize::MAX).ok().map(|event| event.event_id);
+    if count_onto_open(tx, letter).await? || count_onto_discarded(tx, letter, event_id).await? {
         return Ok(());
     }
-    let event_id = event::read_envelope(&letter.body, Label::default(), usize::MAX).ok().map(|event| event.event_id);
+    let now = tx.now();
     crate::on!(tx, c => {
         sqlx::query(
             "INSERT INTO messaging_dead_letters (id, queue, consumer, message_id, event_type, correlation_id, group_id,
@@ -96,6 +82,49 @@ pub async fn file(tx: &mut Tx, letter: &NewLetter) -> sqlx::Result<()> {
         .execute(c)
         .await
         .map(drop)
+    })
+}
+
+async fn count_onto_open(tx: &mut Tx, letter: &NewLetter) -> sqlx::Result<bool> {
+    let now = tx.now();
+    crate::on!(tx, c => {
+        sqlx::query(
+            "UPDATE messaging_dead_letters SET count = count + 1, delivery_key = $3, x_death = $4, updated_at = $5
+             WHERE queue = $1 AND filing_key = $2 AND state = 'open'
+                 AND NOT EXISTS (SELECT 1 FROM messaging_dead_letters WHERE queue = $1 AND delivery_key = $3)",
+        )
+        .bind(&letter.queue)
+        .bind(&letter.filing_key)
+        .bind(&letter.delivery_key)
+        .bind(letter.x_death.to_string())
+        .bind(now)
+        .execute(c)
+        .await
+        .map(|done| done.rows_affected() > 0)
+    })
+}
+
+/// The last letter about the same event, if that was discarded. One that was sent back is followed by a new letter.
+async fn count_onto_discarded(tx: &mut Tx, letter: &NewLetter, event_id: Option<Uuid>) -> sqlx::Result<bool> {
+    let now = tx.now();
+    crate::on!(tx, c => {
+        sqlx::query(
+            "UPDATE messaging_dead_letters SET count = count + 1, delivery_key = $3, x_death = $4, updated_at = $5
+             WHERE state = 'discarded' AND id = (SELECT id FROM messaging_dead_letters
+                     WHERE event_id = $6 AND consumer = $7 AND queue = $1 AND filing_key = $2
+                     ORDER BY id DESC LIMIT 1)
+                 AND NOT EXISTS (SELECT 1 FROM messaging_dead_letters WHERE queue = $1 AND delivery_key = $3)",
+        )
+        .bind(&letter.queue)
+        .bind(&letter.filing_key)
+        .bind(&letter.delivery_key)
+        .bind(letter.x_death.to_string())
+        .bind(now)
+        .bind(event_id)
+        .bind(&letter.consumer)
+        .execute(c)
+        .await
+        .map(|done| done.rows_affected() > 0)
     })
 }
 

@@ -306,8 +306,11 @@ async fn note_forgotten(tx: &mut Tx, what: &str, until: Timestamp, rows: u64) ->
     }
     crate::on!(tx, c => {
         sqlx::query(
-            "INSERT INTO messaging_forgotten (what, until) VALUES ($1, $2)
-             ON CONFLICT (what) DO UPDATE SET until = excluded.until WHERE messaging_forgotten.until < excluded.until",
+            "INSERT INTO messaging_forgotten (what, until, removed_until) VALUES ($1, $2, $2)
+             ON CONFLICT (what) DO UPDATE SET removed_until = excluded.until,
+                 until = CASE WHEN messaging_forgotten.until < excluded.until THEN excluded.until
+                     ELSE messaging_forgotten.until END
+             WHERE messaging_forgotten.removed_until IS NULL OR messaging_forgotten.removed_until < excluded.until",
         )
         .bind(what)
         .bind(until)
@@ -315,6 +318,14 @@ async fn note_forgotten(tx: &mut Tx, what: &str, until: Timestamp, rows: u64) ->
         .await
         .map(drop)
     })
+}
+
+/// Until when inbox rows have been removed; `None` if none ever was. How long they are kept may have been less then.
+pub async fn verdicts_removed_until(tx: &mut Tx) -> sqlx::Result<Option<Timestamp>> {
+    let found: Option<Option<Timestamp>> = crate::on!(tx, c => {
+        sqlx::query_scalar("SELECT removed_until FROM messaging_forgotten WHERE what = 'verdicts'").fetch_optional(c).await
+    })?;
+    Ok(found.flatten())
 }
 
 /// Paces the batches, so that retention takes half of the writer's time at most.

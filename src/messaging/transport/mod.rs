@@ -181,6 +181,14 @@ impl Transport {
         }
     }
 
+    /// How many messages a broker lets a consumer hold at once; 0 where the queues themselves tell what is held.
+    pub fn prefetch(&self) -> u16 {
+        match self {
+            Self::Table(_) | Self::Memory(_) => 0,
+            Self::Rabbit(rabbit) => rabbit.prefetch(),
+        }
+    }
+
     /// Why nothing can be published (or consumed) just now, if so.
     pub fn obstacle(&self, way: Way) -> Option<String> {
         match self {

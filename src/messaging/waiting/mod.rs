@@ -20,7 +20,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use uuid::Uuid;
 
-use super::consumer::{Books, Consumer, Failure, UNFINISHED_RUNS_MAX, begin_span};
+use super::consumer::{Blame, Books, Consumer, Failure, UNFINISHED_RUNS_MAX, begin_span};
 use super::dead_letters::{self, NewLetter};
 use super::event::{self, Event, Label, Message, Unreadable};
 use super::inbox::{self, Mark, State};
@@ -252,14 +252,14 @@ impl<R: Reaction> Consumer<R> {
 
     /// The event failed by itself: that counts as an attempt, and it is retried like any other, or rejected.
     async fn blame_kept(&self, kept: &Kept, failure: Failure) -> sqlx::Result<()> {
-        let (last_word, error) = failure.blame();
+        let Blame { reason, last_word, error } = failure.blame();
         let exhausted = self.kernel.tuning.retry.delay((kept.attempts + 1).unsigned_abs()).is_none();
         let mut tx = self.kernel.db.begin().await?;
         match self.read_kept(kept) {
             Ok(message) if !exhausted => {
                 if self.still_wait(&mut tx, &[kept.event_id]).await? {
                     let mut books = Books::default();
-                    self.book(&message, kept.attempts, &Outcome::retry(error), &mut books);
+                    self.book(&message, kept.attempts, &Outcome::retry_for(reason, error), &mut books);
                     self.write_books(&mut tx, &books).await?;
                 }
             }

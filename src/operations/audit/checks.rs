@@ -2,7 +2,8 @@
 //!
 //! A query gives one column, what to call the offender. It is the same on both databases but for these words:
 //!
-//! - `{orders}`, `{reservations}`, `{notices}`, `{entries}`, `{events}`: the table, or only its rows of late;
+//! - `{orders}`, `{reservations}`, `{notices}`, `{entries}`, `{keys}`, `{verdicts}` (the inbox), `{events}`: the table, or
+//!   only its rows of a window in time;
 //! - `{event where X}`: is there an event `a`, in the outbox or its archive, for which X holds?
 //! - `{text of X}`: the uuid X as text; `{uuid of X}`: the other way round; `{type in X}`: the word before the dot;
 //! - `{minutes N}`: a span of time;
@@ -59,9 +60,11 @@ pub const CHECKS: &[Check] = &[
     Check {
         name: "one-answer-per-order",
         promise: "inventory answers an order once",
+        // Not by groups: the two may lie further apart than a window is wide.
         offenders: "SELECT e.aggregate_id AS subject FROM {events} e
-             WHERE e.routing_key IN ('inventory.reserved', 'inventory.failed')
-             GROUP BY e.group_id, e.aggregate_id HAVING count(*) > 1",
+             WHERE e.routing_key IN ('inventory.reserved', 'inventory.failed') AND
+                 {event where a.aggregate_type = 'inventory' AND a.aggregate_id = e.aggregate_id
+                     AND a.group_id = e.group_id AND a.id < e.event_id}",
     },
     Check {
         name: "answers-are-true",
@@ -84,6 +87,35 @@ pub const CHECKS: &[Check] = &[
                          WHERE j.consumer = 'orders' AND j.event_id = a.id AND j.state = 'processed')}",
     },
     Check {
+        name: "orders-have-events",
+        promise: "an order was announced, and one that moved on has inventory's answer",
+        offenders: "SELECT o.number AS subject FROM {orders} o
+             WHERE o.created_at >= {forgotten events} AND (
+                 NOT {event where a.aggregate_type = 'order' AND a.aggregate_id = {text of o.id}
+                     AND a.group_id = o.group_id AND a.event_type = 'placed'}
+                 OR (o.status NOT IN ('placed', 'cancelled')
+                     AND NOT {event where a.aggregate_type = 'inventory' AND a.aggregate_id = {text of o.id}
+                         AND a.group_id = o.group_id
+                         AND a.event_type = CASE o.status WHEN 'rejected' THEN 'failed' ELSE 'reserved' END}))",
+    },
+    Check {
+        name: "no-phantoms",
+        promise: "what was dealt with about an order of ours is an event of ours",
+        // Of an order whose earlier event is still remembered, so that this one cannot have been forgotten.
+        offenders: "SELECT v.consumer || ' ' || {text of v.event_id} AS subject FROM {verdicts} v
+             WHERE v.state = 'processed' AND NOT {event where a.id = v.event_id}
+                 AND {event where a.aggregate_type = {type in v.event_type} AND a.aggregate_id = v.aggregate_id
+                     AND a.group_id = v.group_id AND a.id < v.event_id AND a.created_at >= {forgotten events}}",
+    },
+    Check {
+        name: "one-body-per-event",
+        promise: "an event had one body for all who dealt with it, or another was put aside as a letter",
+        offenders: "SELECT {text of v.event_id} AS subject FROM {verdicts} v GROUP BY v.event_id
+             HAVING count(DISTINCT v.body_hash) > 1 AND min(v.started_at) >= {forgotten letters}
+                 AND NOT EXISTS (SELECT 1 FROM messaging_dead_letters d
+                     WHERE d.event_id = v.event_id AND d.reason = 'id-reused')",
+    },
+    Check {
         name: "orders-took-legal-steps",
         promise: "an order is where its steps took it, and took each once: paid, cancelled or expired, fulfilled once paid",
         offenders: "SELECT o.number AS subject FROM {events} e
@@ -91,8 +123,9 @@ pub const CHECKS: &[Check] = &[
              WHERE e.routing_key IN ('order.paid', 'order.cancelled', 'order.expired', 'order.fulfilled')
                  AND o.status <> e.event_type AND NOT (e.event_type = 'paid' AND o.status = 'fulfilled')
              UNION ALL SELECT e.aggregate_id || ' ' || e.event_type FROM {events} e
-             WHERE e.routing_key LIKE 'order.%'
-             GROUP BY e.group_id, e.aggregate_id, e.event_type HAVING count(*) > 1
+             WHERE e.routing_key LIKE 'order.%' AND
+                 {event where a.aggregate_type = 'order' AND a.aggregate_id = e.aggregate_id
+                     AND a.group_id = e.group_id AND a.event_type = e.event_type AND a.id < e.event_id}
              UNION ALL SELECT o.number FROM {orders} o
              WHERE (o.status IN ('paid', 'cancelled', 'expired', 'fulfilled') AND o.updated_at >= {forgotten events}
                      AND NOT {event where a.aggregate_type = 'order' AND a.aggregate_id = {text of o.id}
@@ -144,8 +177,15 @@ pub const CHECKS: &[Check] = &[
     Check {
         name: "keys-have-orders",
         promise: "an idempotency key that was used names an order that is there",
-        offenders: "SELECT k.key AS subject FROM orders_idempotency k WHERE NOT EXISTS (
+        offenders: "SELECT k.key AS subject FROM {keys} k WHERE NOT EXISTS (
                  SELECT 1 FROM orders_orders o WHERE o.group_id = k.group_id AND o.id = k.order_id)",
+    },
+    Check {
+        name: "one-order-per-key",
+        promise: "an idempotency key names one order",
+        offenders: "SELECT k.key AS subject FROM {keys} k
+             JOIN orders_idempotency j ON j.group_id = k.group_id AND j.route = k.route AND j.key = k.key
+             GROUP BY k.group_id, k.route, k.key HAVING count(*) > 1",
     },
     Check {
         name: "reservations-have-causes",
@@ -250,18 +290,30 @@ pub const CHECKS: &[Check] = &[
     },
 ];
 
-/// An event that went out and that a consumer, bound to its type by then, neither dealt with nor left a letter about.
-/// Takes the consumer, the routing key, since when the consumer is bound to it, and until when what was published can no
-/// longer be on its way.
+/// An event that went out and that a consumer, bound to its type by then, neither met nor left a letter about. Takes the
+/// consumer, the routing key, since when the consumer is bound to it, and until when what was published can no longer be
+/// on its way.
 pub const LOST: &str = "SELECT {text of e.event_id} AS subject FROM {events} e
-     WHERE e.status = 'published' AND e.routing_key = $3 AND e.published_at >= $4 AND e.published_at < $5
-         AND NOT EXISTS (SELECT 1 FROM messaging_inbox i WHERE i.consumer = $2 AND i.event_id = e.event_id)
+     WHERE e.status = 'published' AND e.routing_key = $6 AND e.published_at >= $7 AND e.published_at < $8
+         AND NOT EXISTS (SELECT 1 FROM messaging_inbox i WHERE i.consumer = $5 AND i.event_id = e.event_id)
          AND NOT EXISTS (SELECT 1 FROM messaging_dead_letters d
-             WHERE d.consumer = $2 AND d.message_id = {text of e.event_id})";
+             WHERE d.consumer = $5 AND d.message_id = {text of e.event_id})";
+
+/// An event that a consumer met and is not done with, though nothing is left that would bring it back: its retry was due
+/// or its run over so long ago that a message about it must have been settled since, and there is no letter. Takes the
+/// consumer, and until when what was sent can no longer be on its way.
+pub const STRANDED: &str = "SELECT {text of i.event_id} AS subject FROM messaging_inbox i
+     WHERE i.consumer = $5 AND i.state <> 'processed' AND i.state IN ('retrying', 'processing')
+         AND CASE WHEN i.state = 'processing' AND i.lock_token IS NULL THEN i.started_at ELSE i.lease_until END < $6
+         AND NOT EXISTS (SELECT 1 FROM messaging_outbox c WHERE c.event_id = i.event_id AND c.kind <> 'event'
+             AND (c.status <> 'published' OR c.published_at >= $6))
+         AND NOT EXISTS (SELECT 1 FROM messaging_dead_letters d WHERE d.event_id = i.event_id
+             AND d.consumer = i.consumer AND d.state <> 'redriven' AND d.reason <> 'id-reused')";
 
 /// An event that a consumer gave up on and that has no letter. Takes the consumer, and until when what was rejected can
 /// no longer be on its way to the office.
 pub const UNFILED: &str = "SELECT {text of i.event_id} AS subject FROM messaging_inbox i
-     WHERE i.consumer = $2 AND i.state = 'dead' AND i.finished_at < $3 AND i.finished_at >= {forgotten letters}
+     WHERE i.consumer = $5 AND i.state <> 'processed' AND i.state = 'dead' AND i.finished_at < $6
+         AND i.finished_at >= {forgotten letters}
          AND NOT EXISTS (SELECT 1 FROM messaging_dead_letters d
              WHERE d.event_id = i.event_id AND d.consumer = i.consumer)";

@@ -1,14 +1,14 @@
 //! The audit: asks the database itself whether the promises are kept.
 //!
 //! All checks look at one moment, in one reading transaction. The whole audit, on demand, looks at every row; the one
-//! that runs by itself looks at what was written of late, where a check can be told so, and rests many times as long
-//! as it took. What is under way is no violation: it is counted as unsettled.
+//! that runs by itself ([`rounds`]) goes through what was written of late in small windows, where a check can be told so.
+//! What is under way is no violation: it is counted as unsettled.
 
 mod checks;
 mod pg;
+mod rounds;
 mod sqlite;
 
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::Json;
@@ -20,14 +20,15 @@ use utoipa_axum::routes;
 use uuid::Uuid;
 
 pub use checks::{CHECKS, Check};
-use checks::{LOST, UNFILED};
+use checks::{LOST, STRANDED, UNFILED};
+pub use rounds::{Audits, watch};
 
 use super::Operations;
 use crate::clock::{Timestamp, first_id_at};
 use crate::db::{Db, Tx, dialects};
 use crate::http::problem::Problem;
 use crate::messaging::transport::{Binding, Depth, Transport, TransportError, dlq_of};
-use crate::messaging::{inbox, outbox};
+use crate::messaging::{Tuning, inbox, outbox};
 
 /// The check that no event gets lost on its way to a consumer; its query is made per binding.
 pub const NOTHING_LOST: &str = "nothing-lost";
@@ -36,14 +37,10 @@ const NOTHING_LOST_PROMISE: &str =
 
 /// Offenders that are named; all are counted.
 const SAMPLE_MAX: usize = 10;
-/// How far back the audit that runs by itself looks.
-const RECENT: Duration = Duration::from_secs(15 * 60);
-/// How many times as long as it took it rests at least.
-const RESTS: u32 = 20;
 /// The embedded queue's messages are in the order they came, but for transactions that were slow to commit.
 const COMMIT_MARGIN: Duration = Duration::from_secs(30);
-/// How long a broker that does not tell what is in flight may keep a message in flight.
-const FLIGHT_MAX: Duration = Duration::from_secs(5 * 60);
+/// How long a broker that does not tell what is in flight may keep a message in flight, at least.
+const FLIGHT_MIN: Duration = Duration::from_secs(5 * 60);
 
 pub fn routes() -> OpenApiRouter<Operations> {
     OpenApiRouter::new().routes(routes!(get_audit))
@@ -74,82 +71,75 @@ pub struct Checked {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
     Whole,
-    Recent,
+    Within(Window),
+}
+
+/// What was written from one moment on and before another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Window {
+    from: Timestamp,
+    to: Timestamp,
+}
+
+impl Scope {
+    /// What every check's query may use: where the window begins and ends, by ids and by times.
+    fn bounds(self) -> (Uuid, Uuid, Timestamp, Timestamp) {
+        let (from, to) = match self {
+            Self::Whole => (Timestamp::from_millis(0), Timestamp::from_millis(i64::MAX)),
+            Self::Within(Window { from, to }) => (from, to),
+        };
+        (first_id_at(from), first_id_at(to), from, to)
+    }
+}
+
+/// The queues, as they were just before the moment that is looked at: what is in none of them by then must have its
+/// verdict. A queue whose depth is not known is not asked for what got lost on its way.
+pub struct Queues<'a> {
+    pub bindings: &'a [Binding],
+    pub depths: Vec<Depth>,
+    /// How long a message may be in flight where a broker does not tell that it is.
+    pub flight_max: Duration,
+}
+
+impl<'a> Queues<'a> {
+    pub async fn look(transport: &Transport, bindings: &'a [Binding], tuning: &Tuning) -> Result<Self, TransportError> {
+        let names: Vec<String> = bindings.iter().flat_map(|b| [b.queue.clone(), dlq_of(&b.queue)]).collect();
+        let depths = transport.depths(&names).await?;
+        Ok(Self { bindings, depths, flight_max: flight_max(transport, tuning) })
+    }
+
+    /// Those of a broker that is not asked.
+    pub fn unknown(bindings: &'a [Binding]) -> Self {
+        Self { bindings, depths: Vec::new(), flight_max: FLIGHT_MIN }
+    }
+}
+
+fn flight_max(transport: &Transport, tuning: &Tuning) -> Duration {
+    FLIGHT_MIN.max(COMMIT_MARGIN + calls_span(transport.prefetch(), tuning.calls_max, tuning.call_timeout))
+}
+
+/// How long the last of so many messages that a consumer holds waits for the calls that those before it need.
+fn calls_span(held: u16, at_once: usize, timeout: Duration) -> Duration {
+    let turns = usize::from(held).div_ceil(at_once.max(1));
+    timeout.saturating_mul(u32::try_from(turns).unwrap_or(u32::MAX))
 }
 
 /// Check every promise on every row.
 #[utoipa::path(get, path = "/v1/audit", tag = "operations", security(("key" = ["viewer", "platform"])), responses((status = 200, body = Report)))]
 async fn get_audit(State(operations): State<Operations>) -> Result<Json<Report>, Problem> {
-    Ok(Json(operations.audit(Scope::Whole).await?))
+    Ok(Json(operations.audit().await?))
 }
 
 impl Operations {
-    async fn audit(&self, scope: Scope) -> Result<Report, Problem> {
-        let bindings = &self.topology.queues;
-        // Before the moment that is looked at: what is in no queue by now must have its verdict by then.
-        let depths = depths(&self.kernel.transport, bindings).await?;
-        let report = run(&self.kernel.db, bindings, &depths, scope).await?;
-        self.audits.keep(scope, report.clone());
+    async fn audit(&self) -> Result<Report, Problem> {
+        let queues = self.queues().await?;
+        let report = run(&self.kernel.db, &queues).await?;
+        self.audits.keep_whole(report.clone());
         Ok(report)
     }
-}
 
-/// How full the queues and their dead-letter queues are.
-pub async fn depths(transport: &Transport, bindings: &[Binding]) -> Result<Vec<Depth>, TransportError> {
-    let names: Vec<String> = bindings.iter().flat_map(|b| [b.queue.clone(), dlq_of(&b.queue)]).collect();
-    transport.depths(&names).await
-}
-
-/// The last report of each scope.
-#[derive(Clone, Default)]
-pub struct Audits(Arc<Mutex<(Option<Report>, Option<Report>)>>);
-
-impl Audits {
-    fn keep(&self, scope: Scope, report: Report) {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match scope {
-            Scope::Whole => kept.0 = Some(report),
-            Scope::Recent => kept.1 = Some(report),
-        }
-    }
-
-    /// The last reports as one: each check as the one that found more violations has it. None before the first audit.
-    pub fn latest(&self) -> Option<Report> {
-        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let reports = [&kept.0, &kept.1].into_iter().flatten();
-        let mut latest = reports.clone().max_by_key(|report| report.checked_at)?.clone();
-        for checked in reports.flat_map(|report| &report.checks) {
-            if let Some(known) = latest.checks.iter_mut().find(|known| known.name == checked.name)
-                && known.violations < checked.violations
-            {
-                *known = checked.clone();
-            }
-        }
-        latest.violations = latest.checks.iter().map(|checked| checked.violations).sum();
-        Some(latest)
-    }
-}
-
-/// Audits what was written of late, now and then, until cancelled.
-pub async fn watch(operations: Operations, every: Duration) {
-    loop {
-        let started = tokio::time::Instant::now();
-        match operations.audit(Scope::Recent).await {
-            Ok(report) => {
-                for broken in report.checks.iter().filter(|checked| checked.violations > 0) {
-                    tracing::error!(
-                        check = broken.name,
-                        violations = broken.violations,
-                        sample = ?broken.sample,
-                        "BROKEN PROMISE {}: {} of them break it",
-                        broken.name,
-                        broken.violations
-                    );
-                }
-            }
-            Err(error) => tracing::debug!(?error, "no audit just now"),
-        }
-        tokio::time::sleep(every.max(started.elapsed() * RESTS)).await;
+    async fn queues(&self) -> Result<Queues<'_>, TransportError> {
+        Queues::look(&self.kernel.transport, &self.topology.queues, &self.kernel.tuning).await
     }
 }
 
@@ -186,32 +176,46 @@ async fn complete(tx: &mut Tx, sql: &str, scope: Scope) -> sqlx::Result<AssertSq
 /// Those who break a promise: how many, beside each of some of them.
 type Offenders = Vec<(String, i64)>;
 
-/// Runs a check's query from `since` on.
-async fn offenders(tx: &mut Tx, sql: &str, scope: Scope, since: Uuid) -> sqlx::Result<Offenders> {
+/// Runs a check's query.
+async fn offenders(tx: &mut Tx, sql: &str, scope: Scope) -> sqlx::Result<Offenders> {
     let sql = complete(tx, sql, scope).await?;
-    crate::on!(tx, c => sqlx::query_as(sql).bind(since).fetch_all(c).await)
+    let (first, end, from, to) = scope.bounds();
+    crate::on!(tx, c => sqlx::query_as(sql).bind(first).bind(end).bind(from).bind(to).fetch_all(c).await)
 }
 
 /// The same for what [`LOST`] takes.
-async fn lost(tx: &mut Tx, scope: Scope, since: Uuid, owed: &Owed<'_>) -> sqlx::Result<Offenders> {
+async fn lost(tx: &mut Tx, scope: Scope, owed: &Owed<'_>) -> sqlx::Result<Offenders> {
     let sql = complete(tx, LOST, scope).await?;
+    let (first, end, from, to) = scope.bounds();
     crate::on!(tx, c => {
         sqlx::query_as(sql)
-            .bind(since)
+            .bind(first)
+            .bind(end)
+            .bind(from)
+            .bind(to)
             .bind(owed.consumer)
             .bind(owed.routing_key)
             .bind(owed.bound_since)
-            .bind(owed.published_before)
+            .bind(owed.settled_before)
             .fetch_all(c)
             .await
     })
 }
 
-/// The same for what [`UNFILED`] takes: by the consumer's few rows that are dead, in either scope.
-async fn unfiled(tx: &mut Tx, consumer: &str, rejected_before: Timestamp) -> sqlx::Result<Offenders> {
-    let sql = complete(tx, UNFILED, Scope::Whole).await?;
+/// The same for what [`STRANDED`] and [`UNFILED`] take: by the consumer's few rows that are not processed, in any scope.
+async fn left_over(tx: &mut Tx, sql: &str, consumer: &str, settled_before: Timestamp) -> sqlx::Result<Offenders> {
+    let sql = complete(tx, sql, Scope::Whole).await?;
+    let (first, end, from, to) = Scope::Whole.bounds();
     crate::on!(tx, c => {
-        sqlx::query_as(sql).bind(Uuid::nil()).bind(consumer).bind(rejected_before).fetch_all(c).await
+        sqlx::query_as(sql)
+            .bind(first)
+            .bind(end)
+            .bind(from)
+            .bind(to)
+            .bind(consumer)
+            .bind(settled_before)
+            .fetch_all(c)
+            .await
     })
 }
 
@@ -220,27 +224,39 @@ pub struct Owed<'a> {
     consumer: &'a str,
     routing_key: &'a str,
     bound_since: Timestamp,
-    published_before: Timestamp,
+    settled_before: Timestamp,
 }
 
-/// Runs every check, with the `depths` of the queues as they were just before; a queue that is not among them is not
-/// asked for what got lost on its way.
-pub async fn run(db: &Db, bindings: &[Binding], depths: &[Depth], scope: Scope) -> sqlx::Result<Report> {
+/// Runs every check on every row.
+pub async fn run(db: &Db, queues: &Queues<'_>) -> sqlx::Result<Report> {
+    run_some(db, queues, Scope::Whole, |_, _| true).await
+}
+
+/// Runs the checks that are `wanted`, by name and by whether they look at the scope alone.
+async fn run_some(
+    db: &Db,
+    queues: &Queues<'_>,
+    scope: Scope,
+    wanted: impl Fn(&str, bool) -> bool,
+) -> sqlx::Result<Report> {
     let asked_at = db.clock().now();
     let mut tx = db.read().await?;
-    let since = match scope {
-        Scope::Whole => Uuid::nil(),
-        Scope::Recent => first_id_at(asked_at.minus(RECENT)),
-    };
     let mut checked = Vec::with_capacity(CHECKS.len() + 1);
-    for check in CHECKS {
-        let found = offenders(&mut tx, check.offenders, scope, since).await?;
+    for check in CHECKS.iter().filter(|check| wanted(check.name, check.has_scope())) {
+        let found = offenders(&mut tx, check.offenders, scope).await?;
         checked.push(Checked::of(check.name, check.promise, found));
     }
-    checked.push(nothing_lost(&mut tx, bindings, depths, asked_at, scope, since).await?);
+    let mut nothing_lost = Checked::of(NOTHING_LOST, NOTHING_LOST_PROMISE, Vec::new());
+    if wanted(NOTHING_LOST, false) {
+        look_for_left_over(&mut tx, queues, asked_at, &mut nothing_lost).await?;
+    }
+    if wanted(NOTHING_LOST, true) {
+        look_for_lost(&mut tx, queues, asked_at, scope, &mut nothing_lost).await?;
+        checked.push(nothing_lost);
+    }
     Ok(Report {
         violations: checked.iter().map(|checked| checked.violations).sum(),
-        unsettled: unsettled(&mut tx, depths).await?,
+        unsettled: unsettled(&mut tx, &queues.depths).await?,
         checks: checked,
         checked_at: asked_at,
     })
@@ -252,53 +268,67 @@ impl Checked {
         let sample = found.into_iter().map(|(subject, _)| subject).collect();
         Self { name: name.to_owned(), promise: promise.to_owned(), violations, sample }
     }
+
+    /// Counts more offenders, each called what `name` makes of it.
+    fn add(&mut self, offenders: Offenders, name: impl Fn(String) -> String) {
+        self.violations += offenders.first().map_or(0, |(_, count)| *count);
+        let room = SAMPLE_MAX - self.sample.len();
+        self.sample.extend(offenders.into_iter().take(room).map(|(subject, _)| name(subject)));
+    }
 }
 
-async fn nothing_lost(
+/// What each consumer met and left, with nothing to bring it back and no letter about it.
+async fn look_for_left_over(
     tx: &mut Tx,
-    bindings: &[Binding],
-    depths: &[Depth],
+    queues: &Queues<'_>,
+    asked_at: Timestamp,
+    found: &mut Checked,
+) -> sqlx::Result<()> {
+    for binding in queues.bindings {
+        let Some(settled_before) = settled_before(binding, queues, asked_at) else { continue };
+        let consumer = binding.consumer;
+        let stranded = left_over(tx, STRANDED, consumer, settled_before).await?;
+        found.add(stranded, |event_id| format!("{event_id}, left undone by {consumer}"));
+        let unfiled = left_over(tx, UNFILED, consumer, settled_before).await?;
+        found.add(unfiled, |event_id| format!("{event_id}, rejected by {consumer}"));
+    }
+    Ok(())
+}
+
+/// What no consumer that it was sent to has met.
+async fn look_for_lost(
+    tx: &mut Tx,
+    queues: &Queues<'_>,
     asked_at: Timestamp,
     scope: Scope,
-    since: Uuid,
-) -> sqlx::Result<Checked> {
+    found: &mut Checked,
+) -> sqlx::Result<()> {
     let bound: Vec<(String, String, Timestamp)> = crate::on!(tx, c => {
         sqlx::query_as("SELECT queue, routing_key, since FROM messaging_bound").fetch_all(c).await
     })?;
-    let mut found = Checked::of(NOTHING_LOST, NOTHING_LOST_PROMISE, Vec::new());
-    let mut add = |offenders: Offenders, name: &dyn Fn(String) -> String| {
-        found.violations += offenders.first().map_or(0, |(_, count)| *count);
-        let room = SAMPLE_MAX - found.sample.len();
-        found.sample.extend(offenders.into_iter().take(room).map(|(event_id, _)| name(event_id)));
-    };
-    for binding in bindings {
-        let Some(published_before) = settled_before(binding, depths, asked_at) else { continue };
+    for binding in queues.bindings {
+        let Some(settled_before) = settled_before(binding, queues, asked_at) else { continue };
         let consumer = binding.consumer;
-        let unfiled = unfiled(tx, consumer, published_before).await?;
-        add(unfiled, &|event_id| format!("{event_id}, rejected by {consumer}"));
         for key in binding.keys {
-            let Some((.., bound_since)) =
-                bound.iter().find(|(queue, bound, _)| *queue == binding.queue && bound == key)
-            else {
-                continue;
-            };
-            let owed = Owed { consumer, routing_key: key, bound_since: *bound_since, published_before };
-            let lost = lost(tx, scope, since, &owed).await?;
-            add(lost, &|event_id| format!("{key} {event_id} of {consumer}"));
+            let is_this = |(queue, bound, _): &&(String, String, Timestamp)| *queue == binding.queue && bound == key;
+            let Some((.., bound_since)) = bound.iter().find(is_this) else { continue };
+            let owed = Owed { consumer, routing_key: key, bound_since: *bound_since, settled_before };
+            let lost = lost(tx, scope, &owed).await?;
+            found.add(lost, |event_id| format!("{key} {event_id} of {consumer}"));
         }
     }
-    Ok(found)
+    Ok(())
 }
 
-/// What was published before this can no longer be on its way to the consumer; `None` if that cannot be told.
-fn settled_before(binding: &Binding, depths: &[Depth], asked_at: Timestamp) -> Option<Timestamp> {
-    let of = |name: &str| depths.iter().find(|depth| depth.queue == name);
+/// What was sent before this can no longer be on its way to the consumer; `None` if that cannot be told.
+fn settled_before(binding: &Binding, queues: &Queues<'_>, asked_at: Timestamp) -> Option<Timestamp> {
+    let of = |name: &str| queues.depths.iter().find(|depth| depth.queue == name);
     let (queue, dlq) = (of(&binding.queue)?, of(&dlq_of(&binding.queue))?);
     let held = |depth: &Depth| depth.ready + depth.in_flight.unwrap_or(0);
     if queue.stale || dlq.stale || held(dlq) > 0 {
         return None;
     }
-    let margin = if queue.in_flight.is_some() { COMMIT_MARGIN } else { FLIGHT_MAX };
+    let margin = if queue.in_flight.is_some() { COMMIT_MARGIN } else { queues.flight_max };
     let newest_settled = match (held(queue), queue.oldest_enqueued_at) {
         (0, _) => asked_at,
         (_, Some(oldest)) => oldest,
@@ -315,25 +345,44 @@ async fn unsettled(tx: &mut Tx, depths: &[Depth]) -> sqlx::Result<i64> {
     Ok(pending + queued + undecided.map(|count| count.rows).sum::<i64>())
 }
 
-/// The tables as a scope shows them. Of late: by id, which grows with time; by tenant first, as the keys are.
+/// Tables that a scope may narrow: the word for each, and the two columns of its key, of which the second is a UUIDv7.
+const TABLES: [(&str, &str, &str, &str); 5] = [
+    ("{orders}", "orders_orders", "group_id", "id"),
+    ("{reservations}", "inventory_reservations", "group_id", "id"),
+    ("{notices}", "notifications_notices", "group_id", "id"),
+    ("{entries}", "ledger_entries", "group_id", "id"),
+    ("{verdicts}", "messaging_inbox", "consumer", "event_id"),
+];
+const EVENTS: &str = "{events}";
+const KEYS: &str = "{keys}";
+
+impl Check {
+    /// Does it look only at what the scope shows?
+    fn has_scope(&self) -> bool {
+        let mut words = TABLES.iter().map(|(word, ..)| *word).chain([EVENTS, KEYS]);
+        words.any(|word| self.offenders.contains(word))
+    }
+}
+
+/// The tables as a scope shows them: within a window by id, which grows with time. The key's first column has few
+/// values, which are stepped through, so that no row outside the window is read.
 fn with_tables(sql: &str, scope: Scope) -> String {
-    const TABLES: [(&str, &str); 4] = [
-        ("{orders}", "orders_orders"),
-        ("{reservations}", "inventory_reservations"),
-        ("{notices}", "notifications_notices"),
-        ("{entries}", "ledger_entries"),
-    ];
-    let mut sql = sql.replace("{events}", &events(scope));
-    for (word, table) in TABLES {
+    let mut sql = sql.replace(EVENTS, &events(scope)).replace(KEYS, &keys(scope));
+    for (word, table, first, id) in TABLES {
         let shown = match scope {
             Scope::Whole => table.to_owned(),
-            Scope::Recent => format!(
-                "(SELECT t.* FROM (SELECT DISTINCT group_id FROM messaging_outbox WHERE id >= $1) g
-                 JOIN {table} t ON t.group_id = g.group_id AND t.id >= $1)"
+            Scope::Within(_) => format!(
+                "(WITH RECURSIVE g (part) AS (SELECT min({first}) FROM {table} UNION ALL
+                     SELECT (SELECT min(n.{first}) FROM {table} n WHERE n.{first} > g.part) FROM g
+                     WHERE g.part IS NOT NULL)
+                 SELECT t.* FROM g CROSS JOIN {table} t WHERE t.{first} = g.part AND t.{id} >= $1 AND t.{id} < $2)"
             ),
         };
         sql = sql.replace(word, &shown);
     }
+    let sql = replace_calls(&sql, "forgotten", |what| {
+        format!("(SELECT until FROM messaging_forgotten WHERE what = '{what}')")
+    });
     // Each table by its own index: what both hold together would be read as a whole for every row that asks.
     let sql = replace_calls(&sql, "event where", |condition| {
         format!(
@@ -341,23 +390,26 @@ fn with_tables(sql: &str, scope: Scope) -> String {
                  OR EXISTS (SELECT 1 FROM messaging_outbox_archive a WHERE {condition}))"
         )
     });
-    let sql = replace_calls(&sql, "forgotten", |what| {
-        format!("(SELECT until FROM messaging_forgotten WHERE what = '{what}')")
-    });
-    // `$1 = $1`: a parameter must be used, and most checks have no use for it when they look at everything.
-    format!("SELECT subject, count(*) OVER () FROM ({sql}) AS found WHERE $1 = $1 LIMIT {SAMPLE_MAX}")
+    // `$1 < $2`: a parameter must be used, and most checks have no use for it when they look at everything.
+    format!("SELECT subject, count(*) OVER () FROM ({sql}) AS found WHERE $1 < $2 AND $3 < $4 LIMIT {SAMPLE_MAX}")
 }
 
 /// Events of the outbox and of its archive: retention may have moved them. Read by time and not by type: most events
 /// are of few types.
 fn events(scope: Scope) -> String {
-    let condition = if scope == Scope::Recent { "id >= $1" } else { "true" };
+    let condition = if scope == Scope::Whole { "true" } else { "id >= $1 AND id < $2" };
     format!(
         "(SELECT id AS event_id, group_id, aggregate_id, event_type, aggregate_type || '.' || event_type AS routing_key,
              status, published_at FROM messaging_outbox WHERE kind = 'event' AND {condition}
          UNION ALL SELECT id, group_id, aggregate_id, event_type, aggregate_type || '.' || event_type, 'published',
              published_at FROM messaging_outbox_archive WHERE {condition})"
     )
+}
+
+/// Idempotency keys have no ids, but an index by time.
+fn keys(scope: Scope) -> String {
+    let condition = if scope == Scope::Whole { "true" } else { "created_at >= $3 AND created_at < $4" };
+    format!("(SELECT * FROM orders_idempotency WHERE {condition})")
 }
 
 /// Replaces `{word X}` by what `write` makes of X.
@@ -381,7 +433,25 @@ mod tests {
     fn words_of_a_query_are_replaced_wherever_they_stand() {
         let sql = replace_calls("a {text of o.id} b {text of e.id}", "text of", |column| format!("<{column}>"));
         assert_eq!(sql, "a <o.id> b <e.id>");
-        assert!(with_tables("SELECT 1 FROM {notices} n", Scope::Recent).contains("t.id >= $1"));
+        let late = Window { from: Timestamp::from_millis(1), to: Timestamp::from_millis(2) };
+        assert!(with_tables("SELECT 1 FROM {notices} n", Scope::Within(late)).contains("t.id >= $1 AND t.id < $2"));
+        let nested = with_tables("SELECT 1 WHERE {event where a.created_at >= {forgotten events}}", Scope::Whole);
+        assert!(!nested.contains(['{', '}']), "{nested}");
+    }
+
+    #[test]
+    fn a_check_has_a_scope_if_it_names_a_table_that_a_scope_narrows() {
+        let has_scope = |name| CHECKS.iter().find(|check| check.name == name).unwrap().has_scope();
+        assert!(has_scope("no-phantoms") && has_scope("keys-have-orders") && has_scope("answers-are-true"));
+        assert!(!has_scope("stock-conserved") && !has_scope("no-wake-up-lost"));
+    }
+
+    #[test]
+    fn the_last_message_held_waits_for_all_calls_before_it() {
+        let timeout = Duration::from_secs(30);
+        assert_eq!(calls_span(1024, 64, timeout), Duration::from_secs(16 * 30));
+        assert_eq!(calls_span(1, 64, timeout), timeout);
+        assert_eq!(calls_span(0, 64, timeout), Duration::ZERO);
     }
 
     #[test]
@@ -396,10 +466,15 @@ mod tests {
             stale: false,
         };
         let now = Timestamp::from_millis(1_000_000);
-        let settled = |queue: Depth, dlq: Depth| settled_before(&binding, &[queue, dlq], now).map(Timestamp::millis);
+        let settled = |queue: Depth, dlq: Depth| {
+            let queues = Queues { bindings: &[], depths: vec![queue, dlq], flight_max: Duration::from_secs(600) };
+            settled_before(&binding, &queues, now).map(Timestamp::millis)
+        };
         assert_eq!(settled(depth("q", 0, None), depth("q.dlq", 0, None)), Some(970_000));
         assert_eq!(settled(depth("q", 3, Some(500_000)), depth("q.dlq", 0, None)), Some(470_000));
         assert_eq!(settled(depth("q", 3, None), depth("q.dlq", 0, None)), None);
         assert_eq!(settled(depth("q", 0, None), depth("q.dlq", 1, Some(1))), None);
+        let secretive = Depth { in_flight: None, ..depth("q", 0, None) };
+        assert_eq!(settled(secretive, depth("q.dlq", 0, None)), Some(400_000));
     }
 }

@@ -5,10 +5,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Sent, Story, Verdict};
+use super::{Letter, Sent, Story, Verdict};
 use crate::clock::Timestamp;
 use crate::messaging::transport::Binding;
-use crate::messaging::{office, relay};
+use crate::messaging::{event, office, relay};
 use crate::operations::queues::Queue;
 
 /// What else bears on an order: who rests, how full the queues are, who listens to what.
@@ -27,27 +27,33 @@ pub fn sentences(story: &Story, around: &Surroundings) -> Vec<String> {
     let mut held_up = Vec::new();
     for row in story.sent.iter().filter(|row| row.kind == "event") {
         if let Some(sentence) = unsent(row, around) {
-            held_up.push((decides(row, None), sentence));
+            held_up.push((decides(story, row, None), sentence));
             continue;
         }
         for binding in around.bindings.iter().filter(|binding| binding.keys.contains(&row.key.as_str())) {
             if let Some(sentence) = unsettled(story, row, binding, around) {
-                held_up.push((decides(row, Some(binding.consumer)), sentence));
+                held_up.push((decides(story, row, Some(binding.consumer)), sentence));
             }
         }
     }
     // What the order itself hangs on comes before what merely tells of it.
     held_up.sort_by_key(|(decides, _)| !decides);
     let hangs = held_up.first().is_some_and(|(decides, _)| *decides);
-    let mut sentences: Vec<String> = held_up.into_iter().map(|(_, sentence)| sentence).collect();
-    if !hangs {
-        sentences.insert(0, standing(story));
+    let mut sentences: Vec<String> = if hangs { Vec::new() } else { vec![standing(story)] };
+    for (_, sentence) in held_up {
+        // Several events may wait for the same thing.
+        if !sentences.contains(&sentence) {
+            sentences.push(sentence);
+        }
     }
     sentences
 }
 
-/// Does the order's state hang on this hop? On inventory's word on it, and on orders hearing that word.
-fn decides(row: &Sent, consumer: Option<&str>) -> bool {
+/// Does the order's state hang on this hop? Until it has inventory's word: on that, and on orders hearing it.
+fn decides(story: &Story, row: &Sent, consumer: Option<&str>) -> bool {
+    if story.order.status != "placed" {
+        return false;
+    }
     match row.key.as_str() {
         "order.placed" => consumer.is_none_or(|consumer| consumer == "inventory"),
         key if key.starts_with("inventory.") => consumer.is_none_or(|consumer| consumer == "orders"),
@@ -99,27 +105,23 @@ fn unsent(row: &Sent, around: &Surroundings) -> Option<String> {
 /// Why a consumer is not done with an event, if it is not.
 fn unsettled(story: &Story, row: &Sent, binding: &Binding, around: &Surroundings) -> Option<String> {
     let (key, consumer) = (&row.key, binding.consumer);
-    let of_this = |event_id, who: &str| event_id == row.event_id && who == consumer;
-    let letter =
-        story.letters.iter().find(|letter| of_this(letter.event_id, &letter.consumer) && letter.state == "open");
-    if let Some(letter) = letter {
-        return Some(format!(
-            "its {key} is dead letter {} of {consumer} ({}): fix and redrive",
-            letter.id, letter.reason
-        ));
-    }
-    let verdict = story.verdicts.iter().find(|verdict| of_this(verdict.event_id, &verdict.consumer));
+    let is_this = |verdict: &&Verdict| verdict.event_id == row.event_id && verdict.consumer == consumer;
+    let verdict = story.verdicts.iter().find(is_this).map(|verdict| (verdict.state.as_str(), verdict));
+    let letter = story.letters.iter().find(|letter| is_about(letter, row, consumer) && letter.state == "open");
     let resting = around.paused.contains(consumer);
-    match verdict.map(|verdict| (verdict.state.as_str(), verdict)) {
+    match verdict {
         Some(("processed", _)) => None,
+        _ if let Some(letter) = letter => {
+            Some(format!("its {key} is dead letter {} of {consumer} ({}): fix and redrive", letter.id, letter.reason))
+        }
         // Given up on for good; only the order itself may hang on it still.
-        Some(("dead", _)) if discarded(story, row, consumer) => decides(row, Some(consumer)).then(|| {
+        Some(("dead", _)) if discarded(story, row, consumer) => decides(story, row, Some(consumer)).then(|| {
             format!(
                 "its {key} was given up on by {consumer} and discarded: restore and redrive it, or cancel the order"
             )
         }),
         Some(("dead", verdict)) if verdict.finished_at.is_some_and(|at| at < story.letters_since) => {
-            decides(row, Some(consumer))
+            decides(story, row, Some(consumer))
                 .then(|| format!("its {key} was given up on by {consumer}, and the letter is gone: cancel the order"))
         }
         Some(("dead", _)) if around.paused.contains(office::NAME) => Some(format!(
@@ -137,10 +139,14 @@ fn unsettled(story: &Story, row: &Sent, binding: &Binding, around: &Surroundings
     }
 }
 
+/// Is the letter what this consumer gave up on? One about another body under the event's id is not.
+fn is_about(letter: &Letter, row: &Sent, consumer: &str) -> bool {
+    letter.event_id == row.event_id && letter.consumer == consumer && letter.reason != event::ID_REUSED
+}
+
 /// Was it given up on for good?
 fn discarded(story: &Story, row: &Sent, consumer: &str) -> bool {
-    let of_this = |event_id, who: &str| event_id == row.event_id && who == consumer;
-    story.letters.iter().any(|letter| of_this(letter.event_id, &letter.consumer) && letter.state == "discarded")
+    story.letters.iter().any(|letter| is_about(letter, row, consumer) && letter.state == "discarded")
 }
 
 fn retrying(key: &str, consumer: &str, verdict: &Verdict) -> String {
@@ -193,12 +199,12 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
-    use crate::operations::timeline::{Letter, Order};
+    use crate::operations::timeline::Order;
 
     const AT: Timestamp = Timestamp::from_millis(1_794_821_400_125); // 09:30
     const BINDINGS: [(&str, &[&str]); 3] = [
         ("orders", &["inventory.reserved", "inventory.failed"]),
-        ("inventory", &["order.placed"]),
+        ("inventory", &["order.placed", "order.cancelled"]),
         ("notifications", &["inventory.reserved"]),
     ];
 
@@ -362,6 +368,65 @@ mod tests {
     }
 
     #[test]
+    fn a_full_queue_is_told_with_its_depth() {
+        let queue = Queue {
+            name: "stockade.inventory".to_owned(),
+            depth: 7,
+            in_flight: Some(0),
+            consumers: Some(1),
+            paused: false,
+            dlq_depth: 0,
+            dead_letters: 0,
+            oldest_age_ms: None,
+            stale: false,
+        };
+        let full = Surroundings { queues: [("stockade.inventory".to_owned(), queue)].into(), ..around() };
+        assert_eq!(of(vec![], vec![], &full), "waits for inventory, with 7 messages in its queue");
+    }
+
+    #[test]
+    fn a_letter_about_another_body_under_a_known_id_holds_nothing_up() {
+        let reused = || Letter { reason: event::ID_REUSED.to_owned(), ..letter("open") };
+        let placed = || vec![sent("order.placed", "published")];
+        let done = story("fulfilled", placed(), vec![verdict("inventory", "processed")], vec![reused()]);
+        assert_eq!(sentences(&done, &around()), ["waits for nothing: it is fulfilled"]);
+        assert_eq!(
+            of(vec![verdict("inventory", "waiting")], vec![reused()], &around()),
+            "its order.placed is kept by inventory until its order.placed has been dealt with, at most until 09:30"
+        );
+        // Nor does any letter about what has been dealt with.
+        let done = story("fulfilled", placed(), vec![verdict("inventory", "processed")], vec![letter("open")]);
+        assert_eq!(sentences(&done, &around()), ["waits for nothing: it is fulfilled"]);
+    }
+
+    #[test]
+    fn an_order_that_moved_on_hangs_on_nothing_that_was_given_up() {
+        let told = |status, letters_since| {
+            let sent = vec![sent("order.placed", "published")];
+            let letters = if letters_since == AT { vec![letter("discarded")] } else { vec![] };
+            let story = Story { letters_since, ..story(status, sent, vec![verdict("inventory", "dead")], letters) };
+            sentences(&story, &around())
+        };
+        let gone = AT.plus(std::time::Duration::from_millis(1));
+        assert_eq!(told("cancelled", AT), ["waits for nothing: it is cancelled"]);
+        assert_eq!(told("cancelled", gone), ["waits for nothing: it is cancelled"]);
+        assert_eq!(
+            told("placed", gone),
+            ["its order.placed was given up on by inventory, and the letter is gone: cancel the order"]
+        );
+    }
+
+    #[test]
+    fn what_several_events_wait_for_is_said_once_and_after_how_the_order_stands() {
+        let paused = Surroundings { paused: ["inventory".to_owned()].into(), ..around() };
+        let both = vec![sent("order.placed", "published"), sent("order.cancelled", "published")];
+        assert_eq!(
+            sentences(&story("cancelled", both, vec![], vec![]), &paused),
+            ["waits for nothing: it is cancelled", "waits for inventory, which is paused: resume it"]
+        );
+    }
+
+    #[test]
     fn what_was_dealt_with_so_long_ago_that_nobody_remembers_is_not_waited_for() {
         let mut story = story("reserved", vec![sent("order.placed", "published")], vec![], vec![]);
         story.verdicts_since = AT.plus(std::time::Duration::from_millis(1));
@@ -380,5 +445,8 @@ mod tests {
         ] {
             assert_eq!(sentences(&story(status, vec![], vec![], vec![]), &around()), [sentence]);
         }
+        let mut untimed = story("reserved", vec![], vec![], vec![]);
+        untimed.order.hold_expires_at = None;
+        assert_eq!(sentences(&untimed, &around()), ["reserved, waits for payment"]);
     }
 }

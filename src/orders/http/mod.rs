@@ -21,6 +21,7 @@ use crate::http::caller::Caller;
 use crate::http::extract::{Body, Object, Params, fingerprint, idempotency_key, prefer_wait};
 use crate::http::page::{Page, fetch_limit, limit, read_uuid_cursor};
 use crate::http::problem::Problem;
+use crate::messaging::brim::Brim;
 use crate::orders::desk::Desk;
 use crate::orders::error::OrderError;
 use crate::orders::events::{Item, Price, Quantity, Sku};
@@ -35,6 +36,7 @@ const WAIT_POLL: Duration = Duration::from_millis(250);
 pub struct OrdersApi {
     pub db: Db,
     pub desk: Desk,
+    pub brim: Brim,
     pub items_max: usize,
     /// The longest that `Prefer: wait` holds a request.
     pub wait_max: Duration,
@@ -173,7 +175,7 @@ impl From<Order> for OrderBody {
         (status = 413, description = "The body is too large", body = Problem, content_type = "application/problem+json"),
         (status = 415, description = "The body is not JSON", body = Problem, content_type = "application/problem+json"),
         (status = 422, description = "A field is wrong, or the key was used for another request", body = Problem, content_type = "application/problem+json"),
-        (status = 503, description = "The database cannot be used just now", body = Problem, content_type = "application/problem+json"),
+        (status = 503, description = "The database cannot be used just now, or the outbox is full", body = Problem, content_type = "application/problem+json"),
     ))]
 async fn place_order(
     State(api): State<OrdersApi>,
@@ -182,6 +184,9 @@ async fn place_order(
     body: Body<PlaceOrder>,
 ) -> Result<Response, Problem> {
     let submission = submission(&api, &caller, &headers, body)?;
+    if api.brim.is_full() {
+        return Err(OrderError::OutboxFull.into());
+    }
     let (order, replayed) = match api.desk.place(submission).await? {
         Placed::New(order) => (order, false),
         Placed::Replay(id) => (api.load(&caller, &id.0.to_string()).await?, true),

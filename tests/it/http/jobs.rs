@@ -1,6 +1,7 @@
 //! Redrives and replays as an operator sees them: tried dry, started, followed, stopped, and on record.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use sqlx::AssertSqlSafe;
@@ -48,12 +49,20 @@ async fn a_redrive_is_tried_dry_started_and_followed(db: TestDb) {
     let dry = app.tell("/v1/redrives", &json!({ "queue": "inventory", "dry_run": true })).await;
     assert_eq!(
         fields(&dry),
-        ["already_applied", "already_applied_sample", "dry_run", "groups", "refused", "sample", "total"]
+        ["already_applied", "already_applied_sample", "dry_run", "groups", "refused", "sample", "to", "total"]
     );
     assert_eq!((&dry["total"], &dry["already_applied"], &dry["dry_run"]), (&json!(3), &json!(0), &json!(true)));
     assert_eq!((dry["sample"].as_array().unwrap().len(), &dry["groups"][0]["count"]), (3, &json!(3)));
     assert_eq!(app.walk("/v1/redrives").await.len(), 0, "nothing was started");
     assert_eq!(app.walk("/v1/actions").await.len(), 0);
+    // What is filed after the look is not in what the look is for.
+    let before = json!({ "queue": "inventory", "dry_run": true, "to": dry["to"] });
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    app.tell("/v1/lab/publish", &json!({ "queue": "inventory", "body": "no json" })).await;
+    let letters = app.eventually_list("/v1/dead-letters?limit=200", 4).await;
+    assert_eq!(app.tell("/v1/redrives", &before).await["total"], 3);
+    let discard = format!("/v1/dead-letters/{}/discard", letters[0]["id"].as_str().unwrap());
+    app.tell(&discard, &json!({ "reason": "one too many" })).await;
 
     let start = app.post("/v1/redrives", &json!({ "reason": "not-json", "rate": 50, "why": "the parser was mended" }));
     let response = start.header("x-operator", "alice").send().await.unwrap();

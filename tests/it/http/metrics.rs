@@ -59,6 +59,43 @@ async fn each_transition_is_counted_once(db: TestDb) {
     app.stop().await;
 }
 
+async fn another_body_under_a_known_id_counts_as_rejected(db: TestDb) {
+    let app = App::start(&db).await;
+    let order = app.place_and_wait("a", &[("WIDGET-A", 1)]).await;
+    let body = db.event_body(order["id"].as_str().unwrap(), "order.placed").await;
+    let other = body.replacen("\"customer_id\":\"a\"", "\"customer_id\":\"b\"", 1);
+    assert_ne!(other, body);
+    app.tell("/v1/lab/publish", &json!({ "queue": "inventory", "body": other })).await;
+    eventually_sample(&app, "stockade_dead_letters{consumer=\"inventory\",reason=\"id-reused\"}", 1.0).await;
+    let counted = "stockade_consumer_dlq_total{consumer=\"inventory\",reason=\"id-reused\"}";
+    assert_eq!(sample(&page(&app).await, counted), Some(1.0));
+    // Two bodies under an id that nobody knows, in one batch: the first stands.
+    app.tell("/v1/consumers/inventory/pause", &json!({})).await;
+    let (id, fresh) = (stockade::clock::mint_id().to_string(), stockade::clock::mint_id().to_string());
+    let known = serde_json::from_str::<serde_json::Value>(&body).unwrap();
+    let renamed = |body: &str| {
+        let body = body.replace(known["event_id"].as_str().unwrap(), &id);
+        body.replace(order["id"].as_str().unwrap(), &fresh)
+    };
+    for body in [renamed(&body), renamed(&other)] {
+        app.tell("/v1/lab/publish", &json!({ "queue": "inventory", "body": body })).await;
+    }
+    app.tell("/v1/consumers/inventory/resume", &json!({})).await;
+    eventually_sample(&app, counted, 2.0).await;
+    app.stop().await;
+}
+
+async fn an_idle_desk_beats(db: TestDb) {
+    let app = App::start(&db).await;
+    let beat = async || {
+        let name = "stockade_consumer_last_success_timestamp_seconds{consumer=\"desk\"}";
+        sample(&page(&app).await, name)
+    };
+    let first = eventually("the desk", &beat).await;
+    eventually("its next beat", || async { beat().await.filter(|at| *at > first) }).await;
+    app.stop().await;
+}
+
 async fn an_event_given_up_on_counts_as_rejected_under_its_reason(db: TestDb) {
     let app = App::start_with(&db, &["--retry-max", "2", "--retry-base", "1ms"]).await;
     app.tell("/v1/lab/fail", &json!({ "consumer": "inventory", "times": 2 })).await;
@@ -115,6 +152,8 @@ async fn no_id_is_ever_a_label(db: TestDb) {
 
 each_database!(
     each_transition_is_counted_once,
+    another_body_under_a_known_id_counts_as_rejected,
+    an_idle_desk_beats,
     an_event_given_up_on_counts_as_rejected_under_its_reason,
     a_paused_consumer_shows_in_its_lag,
     with_a_token_only_those_who_know_it_may_look,

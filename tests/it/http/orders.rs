@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::support::{App, TestDb, each_database, fields, order};
+use crate::support::{App, TestDb, each_database, eventually, fields, order, problem};
 
 const ORDER_FIELDS: [&str; 14] = [
     "correlation_id",
@@ -240,7 +240,24 @@ async fn a_request_id_is_echoed_or_minted_and_carried_on(db: TestDb) {
     app.stop().await;
 }
 
+async fn orders_are_refused_while_too_much_waits_to_go_out(db: TestDb) {
+    let app = App::start_with(&db, &["--outbox-max-pending", "3"]).await;
+    app.tell("/v1/consumers/relay/pause", &json!({})).await;
+    for _ in 0..4 {
+        app.place("a", &[("WIDGET-A", 1)]).await;
+    }
+    let place = async || app.post("/v1/orders", &order("a", &[("WIDGET-A", 1)])).send().await.unwrap();
+    let refused = eventually("a full outbox", || async { Some(place().await).filter(|r| r.status() == 503) }).await;
+    assert_eq!(refused.headers()["retry-after"], "5");
+    problem(refused, 503, "outbox-full").await;
+    assert_eq!(app.get("/readyz").send().await.unwrap().status(), 200, "it still serves everything else");
+    app.tell("/v1/consumers/relay/resume", &json!({})).await;
+    eventually("room", || async { Some(place().await).filter(|response| response.status() == 201) }).await;
+    app.stop().await;
+}
+
 each_database!(
+    orders_are_refused_while_too_much_waits_to_go_out,
     an_order_is_found_by_its_id_and_by_its_number,
     pages_of_orders_have_no_gaps_and_no_repeats,
     filters_narrow_a_list_and_hold_on_every_page,

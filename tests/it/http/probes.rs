@@ -109,6 +109,7 @@ async fn probes_answer_within_a_second_though_the_database_hangs() {
     all_answer_within_a_second(&server).await;
     let health = server.read("/v1/health").await;
     assert_eq!((&health["status"], &health["database"]["status"]), (&json!("unavailable"), &json!("down")));
+    assert!(health["database"]["error"].as_str().is_some_and(|error| !error.is_empty()), "{health:#}");
     assert_eq!(server.get("/readyz").send().await.unwrap().status(), 503);
     assert!(server.get("/livez").send().await.unwrap().status().is_success(), "it is alive");
     postgres.thaw();

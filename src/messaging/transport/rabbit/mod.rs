@@ -148,6 +148,10 @@ impl Rabbit {
         in_time.unwrap_or_else(|_| Err(TransportError::Broker(format!("no answer within {REMOVE_TIMEOUT:?}"))))
     }
 
+    pub fn prefetch(&self) -> u16 {
+        self.inner.options.prefetch
+    }
+
     /// The worse of the two links.
     pub fn condition(&self) -> Condition {
         match (self.inner.publishing.state(), self.inner.consuming.state()) {
