@@ -708,7 +708,7 @@ impl<R: Reaction> Consumer<R> {
                 settled.extend(self.keep_books(&mut tx, std::slice::from_ref(&item), &run, &[outcome]).await?.0);
                 return tx.commit().await;
             }
-            inbox::record_run(&mut tx, R::NAME, &Arrival::from(&item.message)).await?;
+            inbox::record_run(&mut tx, R::NAME, id).await?;
         }
         tx.commit().await?;
         let ended = self.run_halving(std::slice::from_ref(&item), Waking::Later, settled).await;
@@ -787,3 +787,5 @@ pub(super) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     text.map_or_else(|| "no message".to_owned(), secrets::strike_from)
 }
+        // A row to lock: where there is none, another instance may be inserting it with a copy of its own.
+        inbox::insert_begun(&mut tx, R::NAME, &Arrival::from(&item.message)).await?;

@@ -11,7 +11,7 @@ use stockade::messaging::pause::{self, Pauses};
 use tokio_util::sync::CancellationToken;
 
 use crate::support::kernel::{AGES, ATTEMPTS_MAX, EVENT_BYTES_MAX, LEASE, QUIET, Rig, many, told, told_with};
-use crate::support::{DEADLINE, TestDb, each_database, each_database_on_rabbit, eventually};
+use crate::support::{DEADLINE, Engine, TestDb, each_database, each_database_on_rabbit, eventually};
 
 async fn a_duplicate_has_no_second_effect_and_is_counted(db: TestDb) {
     let rig = Rig::new(&db).await;
@@ -245,6 +245,39 @@ async fn from_the_third_delivery_on_a_message_runs_alone(db: TestDb) {
         assert_eq!((row.state.as_str(), row.attempts), ("processed", 1));
     }
     assert_eq!(rig.number("SELECT sum(unfinished_runs) FROM messaging_inbox").await, 0);
+}
+
+/// SQLite has one writer, so that there is no such moment.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_another_instance_is_just_committing_does_not_run_again_alone() {
+    let db = TestDb::new(Engine::Postgres).await;
+    let rig = Rig::new(&db).await;
+    let event = told("hold");
+    rig.deliver(&event, 1).await;
+    for _ in 0..2 {
+        rig.take_and_vanish(1).await;
+    }
+    // The suspect is kept back while the first instance takes a copy that nobody suspects.
+    let mut keeping = rig.subscribe(&rig.queue).await;
+    let suspect = rig.take(&mut keeping, 1).await.remove(0);
+    rig.deliver(&event, 1).await;
+    let (mut one, mut other) = (rig.subscribe(&rig.queue).await, rig.subscribe(&rig.queue).await);
+    let second = Consumer::new(rig.kernel.clone(), rig.probe.clone());
+    let (first, second) = tokio::join!(rig.consumer.try_once(&mut one), async {
+        rig.probe.until_holding().await;
+        keeping.release(&[suspect.tag]).await.unwrap();
+        let (second, ()) = tokio::join!(second.try_once(&mut other), async {
+            let waiting = "SELECT count(*) FROM pg_stat_activity
+                           WHERE datname = current_database() AND wait_event_type = 'Lock'";
+            eventually("a wait for the first", || async { (rig.number(waiting).await > 0).then_some(()) }).await;
+            rig.probe.let_go();
+        });
+        second
+    });
+    assert_eq!((first.unwrap(), second.unwrap()), (1, 1));
+    let row = rig.inbox(&event).await.unwrap();
+    assert_eq!((row.state.as_str(), row.attempts, row.duplicates), ("processed", 1, 1));
+    assert_eq!(rig.effects(&event).await, 1);
 }
 
 async fn a_message_that_kills_its_consumer_again_and_again_is_rejected(db: TestDb) {
