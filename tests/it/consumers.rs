@@ -463,12 +463,14 @@ async fn a_soft_stop_finishes_the_batch_in_hand_and_burns_no_attempt(db: TestDb)
 async fn handling_is_told_from_the_taking_to_the_end(db: TestDb) {
     const LONG: Duration = Duration::from_millis(100);
     let rig = Rig::new(&db).await;
-    let (quick, slow) = (told("note"), told("hold"));
+    let (quick, slow, beside) = (told("note"), told("hold"), many("note", 99));
     rig.deliver(&quick, 1).await;
     rig.settle().await;
     let row = rig.inbox(&quick).await.unwrap();
     assert!(row.finished_at.is_some_and(|end| end >= row.started_at), "{row:?}");
-    rig.deliver(&slow, 1).await;
+    for event in beside.iter().chain([&slow]) {
+        rig.deliver(event, 1).await;
+    }
     let mut subscription = rig.subscribe(&rig.queue).await;
     let ((), took) = tokio::join!(
         async {
@@ -480,9 +482,11 @@ async fn handling_is_told_from_the_taking_to_the_end(db: TestDb) {
         },
         rig.consumer.try_once(&mut subscription)
     );
-    assert_eq!(took.unwrap(), 1);
-    let row = rig.inbox(&slow).await.unwrap();
-    assert!(row.finished_at.unwrap().since(row.started_at) >= LONG, "{row:?}");
+    assert_eq!(took.unwrap(), 100);
+    for event in beside.iter().chain([&slow]) {
+        let row = rig.inbox(event).await.unwrap();
+        assert!(row.finished_at.unwrap().since(row.started_at) >= LONG, "they end together: {row:?}");
+    }
 }
 
 async fn a_batch_that_runs_longer_than_its_lease_stays_its_consumers(db: TestDb) {
