@@ -3,15 +3,23 @@
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use lapin::options::{BasicConsumeOptions, BasicPublishOptions, QueueDeclareOptions, QueueDeleteOptions};
+use lapin::options::{
+    BasicConsumeOptions, BasicGetOptions, BasicNackOptions, BasicPublishOptions, ExchangeDeleteOptions,
+    QueueDeclareOptions, QueueDeleteOptions,
+};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
 use serde_json::{Value, json};
-use stockade::clock::mint_id;
+use stockade::clock::{Clock, mint_id};
 use stockade::messaging::outbox::{self, Entry};
+use stockade::messaging::transport::rabbit::{Options, Rabbit};
+use stockade::messaging::transport::{Transport, Way};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
 
-use crate::support::kernel::{KEY, Rig, many, told};
-use crate::support::{App, DEADLINE, Engine, TestDb, Wire, each_database_on_rabbit, eventually, order};
+use crate::support::kernel::{KEY, Rig, event, many, rabbit_options, told, told_with};
+use crate::support::{App, DEADLINE, Engine, TestDb, Wire, each_database_on_rabbit, eventually, order, rabbit};
 
 /// Another program on the same broker.
 pub struct Stranger {
@@ -42,6 +50,24 @@ impl Stranger {
 
     pub async fn delete(&self, queue: &str) {
         self.channel.queue_delete(self.name(queue).into(), QueueDeleteOptions::default()).await.unwrap();
+    }
+
+    /// How often each message of a queue was delivered and came back.
+    pub async fn returns(&self, queue: &str) -> Vec<i64> {
+        let mut returns = Vec::new();
+        let get = async || self.channel.basic_get(self.name(queue).into(), BasicGetOptions::default()).await.unwrap();
+        while let Some(message) = get().await {
+            let headers = message.delivery.properties.headers().as_ref();
+            returns.push(match headers.and_then(|headers| headers.inner().get("x-delivery-count")) {
+                Some(AMQPValue::LongLongInt(count)) => *count,
+                Some(other) => panic!("{other:?}"),
+                None => 0,
+            });
+        }
+        // Delivery tags begin at 1; 0 stands for all.
+        let all = BasicNackOptions { multiple: true, requeue: true };
+        self.channel.basic_nack(0, all).await.unwrap();
+        returns
     }
 
     /// The messages of a queue from now on.
@@ -210,8 +236,7 @@ async fn a_deleted_queue_is_declared_again_and_nothing_is_lost(db: TestDb) {
     for _ in 0..10 {
         app.place("dora", &[("WIDGET-A", 1)]).await;
     }
-    let full = async || (app.read("/v1/queues/inventory").await["depth"] == 10).then_some(());
-    eventually("ten in the queue", full).await;
+    until_depth(&app, 10).await;
     stranger.delete("inventory").await;
     app.tell("/v1/consumers/inventory/resume", &json!({})).await;
     app.eventually_list("/v1/notifications", 16).await;
@@ -220,6 +245,37 @@ async fn a_deleted_queue_is_declared_again_and_nothing_is_lost(db: TestDb) {
     app.eventually_list("/v1/dead-letters", 1).await;
     assert_eq!(app.read("/v1/health").await["outbox"]["dead"], 0);
     app.stop().await;
+}
+
+async fn a_pause_makes_no_duplicates(db: TestDb) {
+    let app = App::start(&db).await;
+    app.until_connected().await;
+    app.place_and_wait("alice", &[("WIDGET-A", 1)]).await;
+    app.tell("/v1/consumers/inventory/pause", &json!({})).await;
+    for _ in 0..20 {
+        app.place("bob", &[("WIDGET-A", 1)]).await;
+    }
+    until_depth(&app, 20).await;
+    // Slow, so that there is time to take what it has not met for lost.
+    app.tell("/v1/lab/slow", &json!({ "consumer": "inventory", "ms": 20 })).await;
+    app.tell("/v1/consumers/inventory/resume", &json!({})).await;
+    app.eventually_list("/v1/notifications", 21).await;
+    assert_eq!(
+        db.count("SELECT COUNT(*) FROM messaging_outbox WHERE kind <> 'event'").await,
+        0,
+        "nothing is sent again"
+    );
+    assert_eq!(db.count("SELECT COUNT(*) FROM messaging_inbox WHERE duplicates > 0").await, 0);
+    app.stop().await;
+}
+
+async fn until_depth(app: &App, depth: i64) {
+    let full = async || (app.read("/v1/queues/inventory").await["depth"] == depth).then_some(());
+    eventually(&format!("{depth} in the queue"), full).await;
+}
+
+async fn until_reserved(app: &App, id: &str) {
+    eventually("a reservation", async || (app.status(id).await == "reserved").then_some(())).await;
 }
 
 async fn a_queue_that_is_not_as_declared_is_told_in_words(db: TestDb) {
@@ -326,6 +382,7 @@ each_database_on_rabbit!(
     what_strangers_publish_is_taken_if_its_envelope_is_good,
     extra_queues_get_what_they_are_bound_to_and_have_dead_letter_queues,
     a_deleted_queue_is_declared_again_and_nothing_is_lost,
+    a_pause_makes_no_duplicates,
     a_queue_that_is_not_as_declared_is_told_in_words,
     of_a_pass_only_what_no_queue_took_is_refused,
 );

@@ -166,6 +166,8 @@ impl RabbitSubscription {
     }
 
     /// Why nothing more can be settled or had on this channel, if so.
+            // The answer to our own goodbye.
+            None if self.winding_down => self.ended = Some("the consumer was cancelled".to_owned()),
     fn trouble(&self) -> Option<String> {
         if !self.channel.status().connected() {
             return Some(format!("{}: the channel was lost", self.queue));
