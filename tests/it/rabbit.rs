@@ -278,6 +278,57 @@ async fn until_reserved(app: &App, id: &str) {
     eventually("a reservation", async || (app.status(id).await == "reserved").then_some(())).await;
 }
 
+async fn what_a_queue_held_before_its_consumer_met_anything_is_not_lost_with_it(db: TestDb) {
+    let app = App::start(&db).await;
+    app.until_connected().await;
+    app.tell("/v1/consumers/inventory/pause", &json!({})).await;
+    let order = app.place("alice", &[("WIDGET-A", 1)]).await;
+    until_depth(&app, 1).await;
+    Stranger::on(&db).await.delete("inventory").await;
+    app.tell("/v1/consumers/inventory/resume", &json!({})).await;
+    until_reserved(&app, order["id"].as_str().unwrap()).await;
+    app.stop().await;
+}
+
+async fn retries_and_redrives_are_not_lost_with_their_queue(db: TestDb) {
+    let app = App::start_with(&db, &["--retry-base", "1s", "--retry-max", "2"]).await;
+    app.until_connected().await;
+    let stranger = Stranger::on(&db).await;
+    let fail = async |times: i64| {
+        app.tell("/v1/lab/fail", &json!({ "consumer": "inventory", "times": times })).await;
+    };
+    let pause = async || {
+        app.tell("/v1/consumers/inventory/pause", &json!({})).await;
+    };
+    let lose = async || {
+        stranger.delete("inventory").await;
+        app.tell("/v1/consumers/inventory/resume", &json!({})).await;
+    };
+    // One of our own, and one of which the outbox has nothing but the retry.
+    fail(2).await;
+    let order = app.place("alice", &[("WIDGET-A", 1)]).await;
+    let order = order["id"].as_str().unwrap();
+    let (theirs, event) = foreign_order("WIDGET-A", 1);
+    stranger.publish("order.placed", event.to_string().as_bytes(), BasicProperties::default()).await;
+    app.eventually_list("/v1/inbox?consumer=inventory&state=retrying", 2).await;
+    pause().await;
+    until_depth(&app, 2).await;
+    lose().await;
+    until_reserved(&app, order).await;
+    app.eventually_list(&format!("/v1/reservations?order_id={theirs}"), 1).await;
+
+    fail(2).await;
+    let order = app.place("bob", &[("WIDGET-A", 1)]).await;
+    let letters = app.eventually_list("/v1/dead-letters?state=open", 1).await;
+    pause().await;
+    app.tell(&format!("/v1/dead-letters/{}/redrive", letters[0]["id"].as_str().unwrap()), &json!({})).await;
+    until_depth(&app, 1).await;
+    lose().await;
+    until_reserved(&app, order["id"].as_str().unwrap()).await;
+    assert_eq!(app.stock("WIDGET-A").await, (100, 3), "each once");
+    app.stop().await;
+}
+
 async fn a_queue_that_is_not_as_declared_is_told_in_words(db: TestDb) {
     let stranger = Stranger::on(&db).await;
     let inventory = stranger.name("inventory");
@@ -383,6 +434,8 @@ each_database_on_rabbit!(
     extra_queues_get_what_they_are_bound_to_and_have_dead_letter_queues,
     a_deleted_queue_is_declared_again_and_nothing_is_lost,
     a_pause_makes_no_duplicates,
+    what_a_queue_held_before_its_consumer_met_anything_is_not_lost_with_it,
+    retries_and_redrives_are_not_lost_with_their_queue,
     a_queue_that_is_not_as_declared_is_told_in_words,
     of_a_pass_only_what_no_queue_took_is_refused,
 );

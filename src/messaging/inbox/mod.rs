@@ -455,13 +455,6 @@ impl From<Columns> for InboxRow {
     }
 }
 
-/// When this consumer met its first event; `None` if it has met none yet.
-pub async fn first_met(tx: &mut Tx, consumer: &str) -> sqlx::Result<Option<Timestamp>> {
-    crate::on!(tx, c => {
-        sqlx::query_scalar("SELECT min(started_at) FROM messaging_inbox WHERE consumer = $1").bind(consumer).fetch_one(c).await
-    })
-}
-
 /// Which rows to list; every field narrows.
 #[derive(Debug, Default, Clone)]
 pub struct Query {
