@@ -329,6 +329,100 @@ async fn retries_and_redrives_are_not_lost_with_their_queue(db: TestDb) {
     app.stop().await;
 }
 
+async fn a_deleted_exchange_is_told_of_and_declared_again(db: TestDb) {
+    let app = App::start(&db).await;
+    app.until_connected().await;
+    assert_eq!(app.place_and_wait("alice", &[("WIDGET-A", 1)]).await["status"], "reserved");
+    let stranger = Stranger::on(&db).await;
+    stranger.channel.exchange_delete(stranger.name("events").into(), ExchangeDeleteOptions::default()).await.unwrap();
+    for _ in 0..5 {
+        app.place("bob", &[("WIDGET-A", 1)]).await;
+    }
+    let relay = async || app.read("/v1/health").await["loops"]["relay"].clone();
+    let troubled = async || Some(relay().await).filter(|relay| relay["state"] == "troubled");
+    let status = eventually("a relay in trouble", troubled).await;
+    assert!(status["last_error"].as_str().unwrap().contains("no exchange"), "{status}");
+    app.eventually_list("/v1/notifications", 6).await;
+    eventually("a relay at work", async || (relay().await["state"] == "running").then_some(())).await;
+    assert_eq!(
+        db.count("SELECT COUNT(*) FROM messaging_outbox WHERE attempts > 0").await,
+        0,
+        "it was no message's fault"
+    );
+    assert_eq!(app.stock("WIDGET-A").await, (100, 6), "each once");
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_that_the_broker_will_not_have_holds_up_no_other() {
+    let broker = rabbit::faulty().await;
+    let Wire::Rabbit { url, prefix } = Wire::on(broker.url()) else { unreachable!() };
+    broker.ctl(&["add_user", "narrow", "narrow"]);
+    broker.ctl(&["set_permissions", "narrow", ".*", ".*", ".*"]);
+    broker.ctl(&["set_topic_permissions", "narrow", &format!("{prefix}.events"), "^probe\\.", ".*"]);
+    let wire = Wire::Rabbit { url: url.replace("//", "//narrow:narrow@"), prefix };
+    let db = TestDb::new(Engine::Sqlite).await.over(wire);
+    let rig = Rig::new(&db).await;
+    let (forbidden, mut events) = (event("secret.kept", json!({})), many("note", 20));
+    events.insert(10, forbidden.clone());
+    rig.tell(&events).await;
+    assert_eq!(rig.relay.try_once().await.unwrap(), 21);
+    for event in &events {
+        let mut tx = rig.db.read().await.unwrap();
+        let row = outbox::find(&mut tx, None, event.event_id).await.unwrap().unwrap();
+        if event.event_id == forbidden.event_id {
+            assert_eq!((row.status.as_str(), row.attempts), ("failed", 1));
+            assert!(row.last_error.unwrap().contains("ACCESS_REFUSED"));
+        } else {
+            assert_eq!((row.status.as_str(), row.attempts), ("published", 0));
+        }
+    }
+}
+
+/// A road to a broker that carries so many bytes a second to it; its URL.
+async fn slow_road(to: &str, bytes_per_second: f64) -> (String, JoinSet<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("amqp://{}", listener.local_addr().unwrap());
+    let broker = to.strip_prefix("amqp://").unwrap().to_owned();
+    let mut travelling = JoinSet::new();
+    travelling.spawn(async move {
+        let mut roads = JoinSet::new();
+        while let Ok((client, _)) = listener.accept().await {
+            let (mut from_client, mut to_client) = client.into_split();
+            let (mut from_broker, mut to_broker) = TcpStream::connect(&broker).await.unwrap().into_split();
+            roads.spawn(async move { drop(copy(&mut from_broker, &mut to_client).await) });
+            roads.spawn(async move {
+                let mut bytes = [0; 1024];
+                while let Ok(count @ 1..) = from_client.read(&mut bytes).await {
+                    tokio::time::sleep(Duration::from_secs_f64(count as f64 / bytes_per_second)).await;
+                    to_broker.write_all(&bytes[..count]).await.unwrap();
+                }
+            });
+        }
+    });
+    (url, travelling)
+}
+
+/// It confirms as messages come in, and that is all that can be asked of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_that_is_slow_is_not_given_up_on() {
+    const PATIENCE: Duration = Duration::from_secs(3);
+    let db = TestDb::on_rabbit(Engine::Sqlite).await;
+    let Wire::Rabbit { url, prefix } = &db.wire else { unreachable!() };
+    let (url, _road) = slow_road(url, 50_000.0).await;
+    let options = Options { confirm_timeout: PATIENCE, ..rabbit_options(&url, prefix) };
+    let rabbit = Rabbit::try_new(options).unwrap();
+    let rig = Rig::on(db.open(Clock::System).await, Transport::Rabbit(rabbit), prefix).await;
+    let text = "x".repeat(2500);
+    let events: Vec<_> = (0..64).map(|_| told_with(json!({ "does": "note", "text": text }))).collect();
+    rig.tell(&events).await;
+    let began = tokio::time::Instant::now();
+    assert_eq!(rig.relay.try_once().await.unwrap(), 64);
+    assert!(began.elapsed() > PATIENCE, "the road was not slow: {:?}", began.elapsed());
+    assert_eq!(rig.kernel.transport.obstacle(Way::Out), None);
+    assert_eq!(rig.depth(&rig.queue).await.ready, 64);
+}
+
 async fn a_queue_that_is_not_as_declared_is_told_in_words(db: TestDb) {
     let stranger = Stranger::on(&db).await;
     let inventory = stranger.name("inventory");
@@ -436,6 +530,7 @@ each_database_on_rabbit!(
     a_pause_makes_no_duplicates,
     what_a_queue_held_before_its_consumer_met_anything_is_not_lost_with_it,
     retries_and_redrives_are_not_lost_with_their_queue,
+    a_deleted_exchange_is_told_of_and_declared_again,
     a_queue_that_is_not_as_declared_is_told_in_words,
     of_a_pass_only_what_no_queue_took_is_refused,
 );

@@ -139,6 +139,10 @@ impl Shape {
 
     /// Declares everything. What stands in the way is told of all queues at once.
     pub async fn declare(&self, connection: &Connection) -> Result<(), String> {
+        if !is_exchange_there(connection, &self.exchange).await? {
+            // Its bindings went with it: until each queue is bound again, others may publish past it.
+            self.queues.iter().filter(|queue| queue.is_ours).for_each(|queue| self.made.missed(&queue.name));
+        }
         let channel = open(connection).await?;
         self.declare_exchanges(&channel).await?;
         let mut channel = Some(channel);
@@ -269,7 +273,17 @@ fn set_text(arguments: &mut FieldTable, name: &str, value: &str) {
 async fn is_there(connection: &Connection, queue: &str) -> Result<bool, String> {
     let channel = open(connection).await?;
     let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-    match channel.queue_declare(short(queue)?, passive, FieldTable::default()).await {
+    found(channel.queue_declare(short(queue)?, passive, FieldTable::default()).await)
+}
+
+async fn is_exchange_there(connection: &Connection, exchange: &str) -> Result<bool, String> {
+    let channel = open(connection).await?;
+    let passive = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
+    found(channel.exchange_declare(short(exchange)?, ExchangeKind::Topic, passive, FieldTable::default()).await)
+}
+
+fn found<T>(answer: lapin::Result<T>) -> Result<bool, String> {
+    match answer {
         Ok(_) => Ok(true),
         Err(error) if is_not_found(&error) => Ok(false),
         Err(error) => Err(error.to_string()),
