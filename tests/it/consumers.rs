@@ -280,6 +280,28 @@ async fn what_another_instance_is_just_committing_does_not_run_again_alone() {
     assert_eq!(rig.effects(&event).await, 1);
 }
 
+async fn copies_of_processed_events_are_dismissed_together_however_often_they_came(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let events = many("note", 20);
+    for event in &events {
+        rig.deliver(event, 1).await;
+    }
+    rig.settle().await;
+    for event in &events {
+        rig.deliver(event, 1).await;
+    }
+    for _ in 0..2 {
+        rig.take_and_vanish(20).await;
+    }
+    assert_eq!(rig.consume().await, 20);
+    assert_each_once(&rig, &events).await;
+    assert_eq!(rig.number("SELECT sum(duplicates) FROM messaging_inbox").await, 20);
+    if rig.is_postgres() {
+        // The transaction that wrote each row last.
+        assert_eq!(rig.number("SELECT count(DISTINCT xmin::text) FROM messaging_inbox").await, 1);
+    }
+}
+
 async fn a_message_that_kills_its_consumer_again_and_again_is_rejected(db: TestDb) {
     let rig = Rig::new(&db).await;
     let (killer, bystander) = (told("hang"), told("note"));
@@ -573,6 +595,7 @@ each_database!(
     retries_go_through_the_outbox_with_backoff_and_keep_id_and_correlation,
     poison_is_filed_verbatim_with_its_reason,
     from_the_third_delivery_on_a_message_runs_alone,
+    copies_of_processed_events_are_dismissed_together_however_often_they_came,
     a_message_that_kills_its_consumer_again_and_again_is_rejected,
     a_database_that_is_away_makes_no_process_killer,
     a_database_that_is_away_is_waited_for_and_counts_nothing,

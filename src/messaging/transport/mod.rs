@@ -331,6 +331,14 @@ impl Subscription {
         }
     }
 
+    /// Fails once a broker has taken back what was handed out here.
+    pub fn check(&self) -> Result<(), TransportError> {
+        match self {
+            Self::Table(_) | Self::Memory(_) => Ok(()),
+            Self::Rabbit(rabbit) => rabbit.check(),
+        }
+    }
+
     /// Takes nothing more from the queue; what has arrived here already is still handed out by [`Self::take`].
     pub async fn wind_down(&mut self) {
         match self {
