@@ -441,7 +441,7 @@ async fn a_queue_that_is_not_as_declared_is_told_in_words(db: TestDb) {
     .await;
     assert!(error.contains("its x-dead-letter-exchange is none, Stockade needs"), "{error}");
     assert!(error.contains("its x-delivery-limit is 3, Stockade needs 1000000"), "both are told at once: {error}");
-    assert!(error.contains(&format!("rabbitmqctl delete_queue {inventory}")), "{error}");
+    assert!(error.contains(&format!("rabbitmqctl -p / delete_queue {inventory}`")), "{error}");
     assert!(error.contains("STOCKADE_QUEUE_PREFIX"), "{error}");
     assert_eq!(app.place("alice", &[("WIDGET-A", 1)]).await["status"], "placed", "orders are taken meanwhile");
     stranger.delete("inventory").await;

@@ -324,14 +324,26 @@ fn in_words(kind: &str, name: &str, error: &Error) -> String {
     if refusal.get_id() != PRECONDITION_FAILED {
         return format!("{kind} {name} cannot be declared: {}", refusal.get_message());
     }
-    let difference = read_difference(refusal.get_message().as_str()).map_or_else(
-        || refusal.get_message().to_string(),
-        |(what, is, ought)| format!("its {what} is {is}, Stockade needs {ought}"),
-    );
+    advise(kind, name, refusal.get_message().as_str())
+}
+
+/// What to do about something of the same name that is not ours, out of the broker's sentence on it.
+fn advise(kind: &str, name: &str, refusal: &str) -> String {
+    let difference = read_difference(refusal)
+        .map_or_else(|| refusal.to_owned(), |(what, is, ought)| format!("its {what} is {is}, Stockade needs {ought}"));
+    let vhost = refusal.split_once("in vhost '").and_then(|(_, rest)| rest.split_once('\''));
+    let vhost = vhost.map_or("/", |(vhost, _)| vhost);
+    // rabbitmqctl deletes queues and no exchanges.
+    let (when, how) = match kind {
+        "queue" => ("it is empty and nobody else needs it", format!("`rabbitmqctl -p {vhost} delete_queue {name}`")),
+        _ => (
+            "nobody else needs it",
+            format!("in the management UI, or by `rabbitmqadmin -V {vhost} delete exchange name={name}`"),
+        ),
+    };
     format!(
-        "{kind} {name} is there already, but not as Stockade declares it: {difference}. Delete it once it is empty and \
-         nobody else needs it (`rabbitmqctl delete_{kind} {name}`; it is declared again within seconds), or set \
-         STOCKADE_QUEUE_PREFIX to use other names."
+        "{kind} {name} is there already, but not as Stockade declares it: {difference}. Delete it once {when} ({how}; it \
+         is declared again within seconds), or set STOCKADE_QUEUE_PREFIX to use other names."
     )
 }
 
@@ -407,5 +419,20 @@ mod tests {
                     received the value 'stockade.events.dlx' of type 'longstr' but current is none";
         assert_eq!(read_difference(text), Some(("x-dead-letter-exchange", "none", "stockade.events.dlx")));
         assert_eq!(read_difference("something else"), None);
+    }
+
+    #[test]
+    fn the_advice_names_commands_that_there_are() {
+        let text = |kind: &str| {
+            format!(
+                "PRECONDITION_FAILED - inequivalent arg 'type' for {kind} 'x' in vhost 'shop': received 'a' but current is 'b'"
+            )
+        };
+        let advice = advise("queue", "stockade.orders", &text("queue"));
+        assert!(advice.contains("`rabbitmqctl -p shop delete_queue stockade.orders`"), "{advice}");
+        let advice = advise("exchange", "stockade.events", &text("exchange"));
+        assert!(advice.contains("`rabbitmqadmin -V shop delete exchange name=stockade.events`"), "{advice}");
+        assert!(advice.contains("its type is b, Stockade needs a"), "{advice}");
+        assert!(!advice.contains("rabbitmqctl"), "{advice}");
     }
 }
