@@ -3,14 +3,15 @@
 //! A batch is one transaction: inbox rows, effects, outgoing events and retry bookkeeping commit together or not
 //! at all, and only then is anything acknowledged, so a crash at any line means a redelivery that the inbox
 //! absorbs. If a batch fails as a whole it is halved until the culprit stands alone, and only that one is retried.
-//! A database that is away or busy is nobody's fault: the consumer lets go of what it holds, waits, and comes
-//! back, and no attempt is counted.
+//! A database that is away or busy is nobody's fault: the consumer waits with what it holds and tries again, and no
+//! attempt is counted.
 //!
 //! A message delivered for the third time may be killing the process: it runs alone, each run recorded before it
 //! starts, and after three runs that never finished it is rejected as `process-killer`.
 
 use std::collections::{HashMap, HashSet};
 use std::panic::AssertUnwindSafe;
+use std::pin::{Pin, pin};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -44,10 +45,9 @@ const REMINTS_MAX: u32 = 2;
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 /// The header that marks a copy made by the fault lab.
 const COPY: &str = "x-lab-copy";
-/// Handling that takes less, in all or for each event of its batch, need not say when it ended: an inbox row is written as
-/// it begins, and to write it twice would cost every batch more than the difference is worth.
+/// Handling that takes less need not say when it ended: an inbox row is written as it begins, and to write it twice would
+/// cost every batch more than the difference is worth.
 const SLOW: Duration = Duration::from_millis(20);
-const SLOW_EACH: Duration = Duration::from_millis(2);
 /// An event this young has not been forgotten by anybody.
 const FRESH: Duration = Duration::from_secs(60);
 /// Errors are kept short enough to read in a list.
@@ -78,6 +78,23 @@ impl<F> Item<F> {
     fn meets(&self, met: Met) -> Met {
         let awaited = self.retry_after_attempts == Some(met.attempts);
         if awaited && met.state == State::Retrying { Met { due_in: Duration::ZERO, ..met } } else { met }
+    }
+}
+
+/// Deliveries in hand: what is to run, and what is decided already.
+struct Hand<F> {
+    together: Vec<Item<F>>,
+    alone: Vec<Item<F>>,
+    settled: Vec<(Tag, Settle)>,
+}
+
+impl<F> Hand<F> {
+    /// Leaves only what is not decided, to be tried again.
+    fn put_down_settled(&mut self) {
+        let settled: HashSet<Tag> = self.settled.iter().map(|(tag, _)| *tag).collect();
+        for items in [&mut self.together, &mut self.alone] {
+            items.retain(|item| !settled.contains(&item.tag));
+        }
     }
 }
 
@@ -200,7 +217,11 @@ impl<R: Reaction> Consumer<R> {
                 let pause = patience.next_pause();
                 tracing::warn!(consumer = R::NAME, %error, ?pause, "cannot consume just now and waits");
                 self.pulse.troubled(error.to_string(), self.kernel.db.clock().now());
-                tokio::select! { () = stop.cancelled() => {} () = tokio::time::sleep(pause) => {} }
+                tokio::select! {
+                    () = stop.cancelled() => {}
+                    () = gate.until(true) => {}
+                    () = tokio::time::sleep(pause) => {}
+                }
             }
         }
         self.pulse.set(LoopState::Stopped);
@@ -225,12 +246,14 @@ impl<R: Reaction> Consumer<R> {
             }
             if swept_at.elapsed() >= SWEEP_EVERY {
                 swept_at = Instant::now();
-                if let Err(error) = self.sweep().await {
-                    break Err(error.into());
+                if let Err(error) = self.sweep().await
+                    && !self.wait_out(&error, stopping.as_mut(), patience).await
+                {
+                    break self.work_off_rest(&mut subscription).await;
                 }
             }
             let pace = Pace::start();
-            let dealt_with = match self.deal_with_next(&mut subscription).await {
+            let dealt_with = match self.deal_with_next(&mut subscription, stopping.as_mut(), patience).await {
                 Ok((count, done)) => subscription.ack_soon(&done).await.map(|()| count),
                 Err(error) => Err(error),
             };
@@ -272,15 +295,23 @@ impl<R: Reaction> Consumer<R> {
         Ok(())
     }
 
-    /// Takes what is there, deals with it and acknowledges; returns how many deliveries that was.
+    /// Takes what is there, deals with it and acknowledges; returns how many deliveries that was. Does not wait for a
+    /// database that is away.
     pub async fn try_once(&self, subscription: &mut Subscription) -> Result<usize, TransportError> {
-        let (count, done) = self.deal_with_next(subscription).await?;
+        let stopping = pin!(std::future::ready(()));
+        let (count, done) = self.deal_with_next(subscription, stopping, &mut Patience::default()).await?;
         subscription.ack(&done).await?;
         Ok(count)
     }
 
-    /// Takes what is there and deals with it; returns how many deliveries that was, and those to acknowledge.
-    async fn deal_with_next(&self, subscription: &mut Subscription) -> Result<(usize, Vec<Tag>), TransportError> {
+    /// Takes what is there and deals with it; returns how many deliveries that was, and those to acknowledge. A database
+    /// that is away is waited for until `stopping` resolves: then everything is given back.
+    async fn deal_with_next(
+        &self,
+        subscription: &mut Subscription,
+        stopping: Pin<&mut impl Future<Output = ()>>,
+        patience: &mut Patience,
+    ) -> Result<(usize, Vec<Tag>), TransportError> {
         // In the fault lab a consumer may be told to dawdle; it then takes one at a time, so that each is slow.
         let dawdle = self.kernel.faults.delay(R::NAME);
         let batch = if dawdle.is_some() { 1 } else { self.batch_max() };
@@ -295,7 +326,8 @@ impl<R: Reaction> Consumer<R> {
             let work = async {
                 tokio::time::sleep(dawdle.unwrap_or_default()).await;
                 self.repeat(&deliveries).await;
-                self.work_off(deliveries, taken_at).await
+                let hand = self.read(deliveries, taken_at);
+                self.hold(hand, subscription, stopping, patience).await
             };
             tokio::select! {
                 settled = work => settled,
@@ -308,15 +340,52 @@ impl<R: Reaction> Consumer<R> {
                 Ok((count, self.settle(subscription, settled).await?))
             }
             Err(error) => {
-                self.kernel.db.metrics().db_busy.inc();
                 // Put it back at once rather than let the lease run out; what was committed of it is a duplicate then.
                 // Nothing is to come to this subscription again, least of all what goes back.
                 subscription.wind_down().await;
                 if let Err(error) = subscription.release(&tags).await {
                     tracing::debug!(consumer = R::NAME, %error, "could not give messages back; their lease will");
                 }
-                Err(error.into())
+                Err(error)
             }
+        }
+    }
+
+    /// Works off what is in hand, and holds it while the database is away: to give it back and take it anew would cost
+    /// every message one of the deliveries that a broker counts.
+    async fn hold(
+        &self,
+        mut hand: Hand<R::Fact>,
+        subscription: &Subscription,
+        mut stopping: Pin<&mut impl Future<Output = ()>>,
+        patience: &mut Patience,
+    ) -> Result<Vec<(Tag, Settle)>, TransportError> {
+        while let Err(error) = self.work_off(&mut hand).await {
+            self.kernel.db.metrics().db_busy.inc();
+            if !self.wait_out(&error, stopping.as_mut(), patience).await {
+                return Err(error.into());
+            }
+            // A broker that has taken it back gives it to somebody else.
+            subscription.check()?;
+            hand.put_down_settled();
+        }
+        Ok(hand.settled)
+    }
+
+    /// Waits before the next try at what the database did not take; `false` if it is time to stop instead.
+    async fn wait_out(
+        &self,
+        error: &sqlx::Error,
+        stopping: Pin<&mut impl Future<Output = ()>>,
+        patience: &mut Patience,
+    ) -> bool {
+        let pause = patience.next_pause();
+        tracing::warn!(consumer = R::NAME, %error, ?pause, "cannot work just now, and waits with what it holds");
+        self.pulse.troubled(error.to_string(), self.kernel.db.clock().now());
+        tokio::select! {
+            biased;
+            () = stopping => false,
+            () = tokio::time::sleep(pause) => true,
         }
     }
 
@@ -344,8 +413,8 @@ impl<R: Reaction> Consumer<R> {
         }
     }
 
-    /// Decides and commits everything about these deliveries; says how each is to be settled.
-    async fn work_off(&self, deliveries: Vec<Delivery>, taken_at: Timestamp) -> sqlx::Result<Vec<(Tag, Settle)>> {
+    /// Takes deliveries through the gate; what does not pass is to be rejected.
+    fn read(&self, deliveries: Vec<Delivery>, taken_at: Timestamp) -> Hand<R::Fact> {
         let mut settled = Vec::with_capacity(deliveries.len());
         let (mut together, mut alone) = (Vec::new(), Vec::new());
         for delivery in deliveries {
@@ -381,13 +450,36 @@ impl<R: Reaction> Consumer<R> {
                 }
             }
         }
+        Hand { together, alone, settled }
+    }
+
+    /// Decides and commits everything about what is in hand.
+    async fn work_off(&self, hand: &mut Hand<R::Fact>) -> sqlx::Result<()> {
+        self.join_processed(hand).await?;
         // Rows are written in the order of their keys, so that two instances cannot deadlock.
-        together.sort_by_key(|item| item.message.event.event_id);
-        self.run_halving(&together, Waking::Now, &mut settled).await?;
-        for item in alone {
-            self.run_alone(item, &mut settled).await?;
+        hand.together.sort_by_key(|item| item.message.event.event_id);
+        self.run_halving(&hand.together, Waking::Now, &mut hand.settled).await?;
+        for item in &hand.alone {
+            self.run_alone(item, &mut hand.settled).await?;
         }
-        Ok(settled)
+        Ok(())
+    }
+
+    /// What would run alone and is processed already has nothing to run: it is dismissed with the batch.
+    async fn join_processed(&self, hand: &mut Hand<R::Fact>) -> sqlx::Result<()> {
+        if hand.alone.is_empty() {
+            return Ok(());
+        }
+        let ids: Vec<Uuid> = hand.alone.iter().map(|item| item.message.event.event_id).collect();
+        let mut tx = self.kernel.db.begin_relaxed().await?;
+        let now = tx.now();
+        let met = inbox::meet(&mut tx, R::NAME, &ids, now).await?;
+        tx.commit().await?;
+        let processed: HashSet<Uuid> =
+            met.into_iter().filter(|(_, met)| met.state == State::Processed).map(|(id, _)| id).collect();
+        let is_processed = |item: &mut Item<_>| processed.contains(&item.message.event.event_id);
+        hand.together.extend(hand.alone.extract_if(.., is_processed));
+        Ok(())
     }
 
     /// Runs a batch; one that fails as a whole is halved until the culprit stands alone.
@@ -612,8 +704,7 @@ impl<R: Reaction> Consumer<R> {
         tally::on_commit(tx, R::NAME, books.done_at_once.len(), &books.marks, books.waits.len());
         tally::tell_on_commit(tx, R::NAME, &books.told);
         let ended_at = self.kernel.db.clock().now();
-        let count = u32::try_from(books.done_at_once.len()).unwrap_or(u32::MAX);
-        if count > 0 && ended_at.since(tx.now()) >= SLOW.max(SLOW_EACH * count) {
+        if !books.done_at_once.is_empty() && ended_at.since(tx.now()) >= SLOW {
             inbox::put_end(tx, R::NAME, &books.done_at_once, ended_at).await?;
         }
         if !books.marks.is_empty() {
@@ -719,9 +810,11 @@ impl<R: Reaction> Consumer<R> {
     }
 
     /// Runs a message that has been left unfinished before, recording the run before it starts.
-    async fn run_alone(&self, item: Item<R::Fact>, settled: &mut Vec<(Tag, Settle)>) -> sqlx::Result<()> {
+    async fn run_alone(&self, item: &Item<R::Fact>, settled: &mut Vec<(Tag, Settle)>) -> sqlx::Result<()> {
         let mut tx = self.kernel.db.begin().await?;
         let (id, now) = (item.message.event.event_id, tx.now());
+        // A row to lock: where there is none, another instance may be inserting it with a copy of its own.
+        inbox::insert_begun(&mut tx, R::NAME, &Arrival::from(&item.message)).await?;
         let met = inbox::meet(&mut tx, R::NAME, &[id], now).await?.pop().map(|(_, met)| item.meets(met));
         if inbox::decide(met.as_ref(), &item.message.body_hash) == Action::Run {
             let unfinished = met.as_ref().map_or(0, |met| met.unfinished_runs);
@@ -729,13 +822,13 @@ impl<R: Reaction> Consumer<R> {
                 let error = format!("{unfinished} runs of it began and none finished");
                 let outcome = Outcome::Reject { reason: "process-killer", error };
                 let run = [(0, met)];
-                settled.extend(self.keep_books(&mut tx, std::slice::from_ref(&item), &run, &[outcome]).await?.0);
+                settled.extend(self.keep_books(&mut tx, std::slice::from_ref(item), &run, &[outcome]).await?.0);
                 return tx.commit().await;
             }
-            inbox::record_run(&mut tx, R::NAME, &Arrival::from(&item.message)).await?;
+            inbox::record_run(&mut tx, R::NAME, id).await?;
         }
         tx.commit().await?;
-        let ended = self.run_halving(std::slice::from_ref(&item), Waking::Later, settled).await;
+        let ended = self.run_halving(std::slice::from_ref(item), Waking::Later, settled).await;
         if ended.is_err() {
             // The database's trouble is not the message's. Best effort: it may be too far away to say so.
             let mut tx = self.kernel.db.begin().await?;

@@ -1,21 +1,21 @@
 //! Mending: a queue that was deleted took its messages with it, and got none while it was gone. The outbox still has
-//! them, and the inbox knows which of them its consumer has met; the others are sent to it once more.
+//! them, and the inbox knows which of them its consumer has met; the others are sent to it once more, and so are the
+//! retries and redrives that were in it.
 //!
 //! So nothing is lost even if somebody deletes a queue, or a broker comes back without its data. What the consumer would
-//! have got anyway arrives twice and is dismissed. A consumer that has met nothing yet is new: what went out before its
-//! time is none of its business.
+//! have got anyway arrives twice and is dismissed. What went out before the queue was first bound to it is none of the
+//! consumer's business.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use uuid::Uuid;
 
 use super::outbox;
 use super::transport::{Binding, Topology};
-use super::{Kernel, Patience, inbox};
+use super::{Kernel, Patience};
+use crate::clock::Timestamp;
+use crate::db::Tx;
 
-/// How much older than the first event a consumer met an event may be that was meant for it too.
-const EARLIER: Duration = Duration::from_secs(3600);
 /// Rows looked for and written in one transaction.
 const BATCH: i64 = 500;
 
@@ -32,7 +32,7 @@ pub async fn run(kernel: Kernel, topology: Arc<Topology>) {
                     tracing::warn!(
                         queue = made,
                         sent,
-                        "the queue was not there; sending again what its consumer never met"
+                        "the queue was not there; sending again what its consumer never met or has yet to finish"
                     );
                     break;
                 }
@@ -46,25 +46,50 @@ pub async fn run(kernel: Kernel, topology: Arc<Topology>) {
     }
 }
 
-/// Sends a consumer what it never met; returns how many events that is.
+/// Sends a consumer what it never met, and what it has met and waits for; returns how many events that is.
 pub async fn mend(kernel: &Kernel, binding: &Binding) -> sqlx::Result<usize> {
-    let mut tx = kernel.db.read().await?;
-    let Some(first) = inbox::first_met(&mut tx, binding.consumer).await? else { return Ok(0) };
-    let since = first.minus(EARLIER);
-    drop(tx);
-    let mut sent = 0;
+    let mut sent = resend_unfinished(kernel, binding).await?;
     for key in binding.keys {
-        let mut after = Uuid::nil();
-        loop {
-            let mut tx = kernel.db.begin().await?;
-            let unmet = outbox::list_unmet(&mut tx, binding.consumer, &binding.queue, key, since, after, BATCH).await?;
-            let (found_in, entries): (Vec<Uuid>, Vec<outbox::Entry>) = unmet.into_iter().unzip();
-            let Some(last) = found_in.last() else { break };
-            outbox::append_many(&mut tx, &entries).await?;
-            tx.commit().await?;
-            after = *last;
-            sent += entries.len();
-        }
+        sent += resend_unmet(kernel, binding, key).await?;
     }
     Ok(sent)
+}
+
+async fn resend_unfinished(kernel: &Kernel, binding: &Binding) -> sqlx::Result<usize> {
+    let (mut sent, mut after) = (0, Uuid::nil());
+    loop {
+        let mut tx = kernel.db.begin().await?;
+        let entries = outbox::list_unfinished(&mut tx, binding.consumer, &binding.queue, after, BATCH).await?;
+        let Some(last) = entries.last() else { return Ok(sent) };
+        after = last.event_id;
+        outbox::append_many(&mut tx, &entries).await?;
+        tx.commit().await?;
+        sent += entries.len();
+    }
+}
+
+async fn resend_unmet(kernel: &Kernel, binding: &Binding, key: &str) -> sqlx::Result<usize> {
+    let (mut sent, mut after) = (0, Uuid::nil());
+    loop {
+        let mut tx = kernel.db.begin().await?;
+        let Some(since) = bound_since(&mut tx, &binding.queue, key).await? else { return Ok(sent) };
+        let unmet = outbox::list_unmet(&mut tx, binding.consumer, &binding.queue, key, since, after, BATCH).await?;
+        let (found_in, entries): (Vec<Uuid>, Vec<outbox::Entry>) = unmet.into_iter().unzip();
+        let Some(last) = found_in.last() else { return Ok(sent) };
+        outbox::append_many(&mut tx, &entries).await?;
+        tx.commit().await?;
+        after = *last;
+        sent += entries.len();
+    }
+}
+
+/// Since when events of type `key` are meant for a queue.
+async fn bound_since(tx: &mut Tx, queue: &str, key: &str) -> sqlx::Result<Option<Timestamp>> {
+    crate::on!(tx, c => {
+        sqlx::query_scalar("SELECT since FROM messaging_bound WHERE queue = $1 AND routing_key = $2")
+            .bind(queue)
+            .bind(key)
+            .fetch_optional(c)
+            .await
+    })
 }

@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::health::{LoopState, Pulse};
 use super::outbox::{self, Claim, Claimed, Settlement};
-use super::transport::{Transport, Verdict, Way, table};
+use super::transport::{Published, Transport, Verdict, Way, table};
 use super::{Kernel, Pace, Patience};
 use crate::clock::{Timestamp, mint_id};
 use crate::db::Hatch;
@@ -25,6 +25,14 @@ pub const NAME: &str = "relay";
 pub struct Relay {
     kernel: Kernel,
     pulse: Pulse,
+}
+
+/// What one look into the table or the hatch came to.
+#[derive(Default)]
+struct Took {
+    rows: usize,
+    /// Why rows stay behind, though the broker can be reached.
+    trouble: Option<String>,
 }
 
 impl Relay {
@@ -39,6 +47,7 @@ impl Relay {
         let mut gate = self.kernel.pauses.gate(NAME);
         let mut patience = Patience::default();
         let mut hatch = None;
+        let mut troubled_by = None;
         let mut look_at = Instant::now();
         if let Err(error) = self.free_leftovers().await {
             tracing::warn!(%error, "what an earlier relay left claimed waits for the end of its lease");
@@ -70,10 +79,10 @@ impl Relay {
             bell.hush();
             match self.pass(looks, hatch.as_mut()).await {
                 Ok((found, handed)) => {
-                    pace.next(found + handed).await;
+                    pace.next(found.rows + handed.rows).await;
                     patience.renew();
-                    self.pulse.running(self.kernel.db.clock().now());
-                    if found >= self.batch() {
+                    self.tell(found.trouble.or(handed.trouble), &mut troubled_by);
+                    if found.rows >= self.batch() {
                         look_at = Instant::now();
                     } else if looks {
                         look_at = Instant::now() + self.kernel.tuning.outbox_poll;
@@ -110,6 +119,21 @@ impl Relay {
         self.pulse.set(LoopState::Stopped);
     }
 
+    /// Says how it is doing: in health always, in the log when it changes.
+    fn tell(&self, trouble: Option<String>, known: &mut Option<String>) {
+        let now = self.kernel.db.clock().now();
+        match &trouble {
+            None => self.pulse.running(now),
+            Some(why) => {
+                if trouble != *known {
+                    tracing::warn!(why, "the broker does not take what is published; trying again");
+                }
+                self.pulse.troubled(why.clone(), now);
+            }
+        }
+        *known = trouble;
+    }
+
     fn batch(&self) -> usize {
         usize::try_from(self.kernel.tuning.outbox_batch).unwrap_or(usize::MAX)
     }
@@ -144,18 +168,22 @@ impl Relay {
         }
     }
 
-    /// One look into the table, if it is time, and one into the hatch; returns how many rows each took on.
-    async fn pass(&self, looks: bool, hatch: Option<&mut Hatch<Claimed>>) -> sqlx::Result<(usize, usize)> {
-        let found = if looks { self.try_once().await? } else { 0 };
+    /// One look into the table, if it is time, and one into the hatch.
+    async fn pass(&self, looks: bool, hatch: Option<&mut Hatch<Claimed>>) -> sqlx::Result<(Took, Took)> {
+        let found = if looks { self.look().await? } else { Took::default() };
         let handed = match hatch {
             Some(hatch) => self.publish_handed(hatch).await?,
-            None => 0,
+            None => Took::default(),
         };
         Ok((found, handed))
     }
 
     /// One look into the table; returns how many rows it took on.
     pub async fn try_once(&self) -> sqlx::Result<usize> {
+        Ok(self.look().await?.rows)
+    }
+
+    async fn look(&self) -> sqlx::Result<Took> {
         match &self.kernel.transport {
             Transport::Table(_) => self.hand_on().await,
             Transport::Memory(_) | Transport::Rabbit(_) => self.publish_due().await,
@@ -163,7 +191,7 @@ impl Relay {
     }
 
     /// The table queue's road: from outbox to queues in one transaction.
-    async fn hand_on(&self) -> sqlx::Result<usize> {
+    async fn hand_on(&self) -> sqlx::Result<Took> {
         let started = Instant::now();
         let mut tx = self.kernel.db.begin_relaxed().await?;
         let rows = table::publish_due(&mut tx, i64::from(self.kernel.tuning.outbox_batch)).await?;
@@ -172,11 +200,11 @@ impl Relay {
         if rows > 0 {
             self.kernel.db.metrics().outbox_publish.observe(started.elapsed().as_secs_f64());
         }
-        Ok(usize::try_from(rows).unwrap_or(usize::MAX))
+        Ok(Took { rows: usize::try_from(rows).unwrap_or(usize::MAX), trouble: None })
     }
 
     /// A broker's road: claim, publish, settle.
-    async fn publish_due(&self) -> sqlx::Result<usize> {
+    async fn publish_due(&self) -> sqlx::Result<Took> {
         let claim = Claim { by: mint_id(), lease: self.kernel.tuning.outbox_lease };
         let mut tx = self.kernel.db.begin_relaxed().await?;
         let now = tx.now();
@@ -186,18 +214,18 @@ impl Relay {
     }
 
     /// What came in memory is claimed already.
-    async fn publish_handed(&self, hatch: &mut Hatch<Claimed>) -> sqlx::Result<usize> {
+    async fn publish_handed(&self, hatch: &mut Hatch<Claimed>) -> sqlx::Result<Took> {
         let claimed = hatch.take(self.batch(), self.batch());
         self.publish(self.kernel.db.hatches().token(), &claimed, self.kernel.db.clock().now()).await
     }
 
-    async fn publish(&self, claimed_by: Uuid, claimed: &[Claimed], taken_at: Timestamp) -> sqlx::Result<usize> {
+    async fn publish(&self, claimed_by: Uuid, claimed: &[Claimed], taken_at: Timestamp) -> sqlx::Result<Took> {
         if claimed.is_empty() {
-            return Ok(0);
+            return Ok(Took::default());
         }
         let started = Instant::now();
         let spans = self.begin_spans(claimed);
-        let verdicts = self.kernel.transport.publish(claimed).await;
+        let Published { verdicts, trouble } = self.kernel.transport.publish(claimed).await;
         drop(spans);
         self.kernel.db.metrics().outbox_publish.observe(started.elapsed().as_secs_f64());
         self.kernel.faults.reach("relay.before_mark", NAME);
@@ -205,7 +233,8 @@ impl Relay {
             claimed.iter().zip(verdicts).map(|(row, verdict)| self.settlement(row, verdict)).collect();
         self.settle(claimed_by, &settlements, taken_at).await?;
         // Rows the broker said nothing about count as none taken, so that a broker that is away is not hammered.
-        Ok(settlements.iter().filter(|settlement| !matches!(settlement, Settlement::Released(_))).count())
+        let rows = settlements.iter().filter(|settlement| !matches!(settlement, Settlement::Released(_))).count();
+        Ok(Took { rows, trouble })
     }
 
     /// The sending of each message, in the words of OpenTelemetry's conventions.

@@ -11,7 +11,7 @@ use stockade::messaging::pause::{self, Pauses};
 use tokio_util::sync::CancellationToken;
 
 use crate::support::kernel::{AGES, ATTEMPTS_MAX, EVENT_BYTES_MAX, LEASE, QUIET, Rig, many, told, told_with};
-use crate::support::{DEADLINE, TestDb, each_database, each_database_on_rabbit, eventually};
+use crate::support::{DEADLINE, Engine, TestDb, each_database, each_database_on_rabbit, eventually};
 
 async fn a_duplicate_has_no_second_effect_and_is_counted(db: TestDb) {
     let rig = Rig::new(&db).await;
@@ -251,6 +251,61 @@ async fn from_the_third_delivery_on_a_message_runs_alone(db: TestDb) {
     assert_eq!(rig.number("SELECT sum(unfinished_runs) FROM messaging_inbox").await, 0);
 }
 
+/// SQLite has one writer, so that there is no such moment.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_another_instance_is_just_committing_does_not_run_again_alone() {
+    let db = TestDb::new(Engine::Postgres).await;
+    let rig = Rig::new(&db).await;
+    let event = told("hold");
+    rig.deliver(&event, 1).await;
+    for _ in 0..2 {
+        rig.take_and_vanish(1).await;
+    }
+    // The suspect is kept back while the first instance takes a copy that nobody suspects.
+    let mut keeping = rig.subscribe(&rig.queue).await;
+    let suspect = rig.take(&mut keeping, 1).await.remove(0);
+    rig.deliver(&event, 1).await;
+    let (mut one, mut other) = (rig.subscribe(&rig.queue).await, rig.subscribe(&rig.queue).await);
+    let second = Consumer::new(rig.kernel.clone(), rig.probe.clone());
+    let (first, second) = tokio::join!(rig.consumer.try_once(&mut one), async {
+        rig.probe.until_holding().await;
+        keeping.release(&[suspect.tag]).await.unwrap();
+        let (second, ()) = tokio::join!(second.try_once(&mut other), async {
+            let waiting = "SELECT count(*) FROM pg_stat_activity
+                           WHERE datname = current_database() AND wait_event_type = 'Lock'";
+            eventually("a wait for the first", || async { (rig.number(waiting).await > 0).then_some(()) }).await;
+            rig.probe.let_go();
+        });
+        second
+    });
+    assert_eq!((first.unwrap(), second.unwrap()), (1, 1));
+    let row = rig.inbox(&event).await.unwrap();
+    assert_eq!((row.state.as_str(), row.attempts, row.duplicates), ("processed", 1, 1));
+    assert_eq!(rig.effects(&event).await, 1);
+}
+
+async fn copies_of_processed_events_are_dismissed_together_however_often_they_came(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let events = many("note", 20);
+    for event in &events {
+        rig.deliver(event, 1).await;
+    }
+    rig.settle().await;
+    for event in &events {
+        rig.deliver(event, 1).await;
+    }
+    for _ in 0..2 {
+        rig.take_and_vanish(20).await;
+    }
+    assert_eq!(rig.consume().await, 20);
+    assert_each_once(&rig, &events).await;
+    assert_eq!(rig.number("SELECT sum(duplicates) FROM messaging_inbox").await, 20);
+    if rig.is_postgres() {
+        // The transaction that wrote each row last.
+        assert_eq!(rig.number("SELECT count(DISTINCT xmin::text) FROM messaging_inbox").await, 1);
+    }
+}
+
 async fn a_message_that_kills_its_consumer_again_and_again_is_rejected(db: TestDb) {
     let rig = Rig::new(&db).await;
     let (killer, bystander) = (told("hang"), told("note"));
@@ -434,12 +489,14 @@ async fn a_soft_stop_finishes_the_batch_in_hand_and_burns_no_attempt(db: TestDb)
 async fn handling_is_told_from_the_taking_to_the_end(db: TestDb) {
     const LONG: Duration = Duration::from_millis(100);
     let rig = Rig::new(&db).await;
-    let (quick, slow) = (told("note"), told("hold"));
+    let (quick, slow, beside) = (told("note"), told("hold"), many("note", 99));
     rig.deliver(&quick, 1).await;
     rig.settle().await;
     let row = rig.inbox(&quick).await.unwrap();
     assert!(row.finished_at.is_some_and(|end| end >= row.started_at), "{row:?}");
-    rig.deliver(&slow, 1).await;
+    for event in beside.iter().chain([&slow]) {
+        rig.deliver(event, 1).await;
+    }
     let mut subscription = rig.subscribe(&rig.queue).await;
     let ((), took) = tokio::join!(
         async {
@@ -451,9 +508,11 @@ async fn handling_is_told_from_the_taking_to_the_end(db: TestDb) {
         },
         rig.consumer.try_once(&mut subscription)
     );
-    assert_eq!(took.unwrap(), 1);
-    let row = rig.inbox(&slow).await.unwrap();
-    assert!(row.finished_at.unwrap().since(row.started_at) >= LONG, "{row:?}");
+    assert_eq!(took.unwrap(), 100);
+    for event in beside.iter().chain([&slow]) {
+        let row = rig.inbox(event).await.unwrap();
+        assert!(row.finished_at.unwrap().since(row.started_at) >= LONG, "they end together: {row:?}");
+    }
 }
 
 async fn a_batch_that_runs_longer_than_its_lease_stays_its_consumers(db: TestDb) {
@@ -540,6 +599,7 @@ each_database!(
     retries_go_through_the_outbox_with_backoff_and_keep_id_and_correlation,
     poison_is_filed_verbatim_with_its_reason,
     from_the_third_delivery_on_a_message_runs_alone,
+    copies_of_processed_events_are_dismissed_together_however_often_they_came,
     a_message_that_kills_its_consumer_again_and_again_is_rejected,
     a_database_that_is_away_makes_no_process_killer,
     a_database_that_is_away_is_waited_for_and_counts_nothing,

@@ -140,6 +140,7 @@ async fn a_server_that_is_there_is_played_on_and_left_as_it_was(db: TestDb) {
     assert_eq!(server.place_and_wait("alice", &[("A", 1)]).await["status"], "reserved");
     let crash = run(&["crash", "--url", &server.url], &[]).await;
     crash.refused(2, "not the demo's to kill");
+    crash.refused(2, "--broker-url");
 }
 
 each_database!(

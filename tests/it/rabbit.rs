@@ -3,15 +3,23 @@
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use lapin::options::{BasicConsumeOptions, BasicPublishOptions, QueueDeclareOptions, QueueDeleteOptions};
+use lapin::options::{
+    BasicConsumeOptions, BasicGetOptions, BasicNackOptions, BasicPublishOptions, ExchangeDeleteOptions,
+    QueueDeclareOptions, QueueDeleteOptions,
+};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
 use serde_json::{Value, json};
-use stockade::clock::mint_id;
+use stockade::clock::{Clock, mint_id};
 use stockade::messaging::outbox::{self, Entry};
+use stockade::messaging::transport::rabbit::{Options, Rabbit};
+use stockade::messaging::transport::{Transport, Way};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
 
-use crate::support::kernel::{KEY, Rig, many, told};
-use crate::support::{App, DEADLINE, Engine, TestDb, Wire, each_database_on_rabbit, eventually, order};
+use crate::support::kernel::{KEY, Rig, event, many, rabbit_options, told, told_with};
+use crate::support::{App, DEADLINE, Engine, TestDb, Wire, each_database_on_rabbit, eventually, order, rabbit};
 
 /// Another program on the same broker.
 pub struct Stranger {
@@ -42,6 +50,24 @@ impl Stranger {
 
     pub async fn delete(&self, queue: &str) {
         self.channel.queue_delete(self.name(queue).into(), QueueDeleteOptions::default()).await.unwrap();
+    }
+
+    /// How often each message of a queue was delivered and came back.
+    pub async fn returns(&self, queue: &str) -> Vec<i64> {
+        let mut returns = Vec::new();
+        let get = async || self.channel.basic_get(self.name(queue).into(), BasicGetOptions::default()).await.unwrap();
+        while let Some(message) = get().await {
+            let headers = message.delivery.properties.headers().as_ref();
+            returns.push(match headers.and_then(|headers| headers.inner().get("x-delivery-count")) {
+                Some(AMQPValue::LongLongInt(count)) => *count,
+                Some(other) => panic!("{other:?}"),
+                None => 0,
+            });
+        }
+        // Delivery tags begin at 1; 0 stands for all.
+        let all = BasicNackOptions { multiple: true, requeue: true };
+        self.channel.basic_nack(0, all).await.unwrap();
+        returns
     }
 
     /// The messages of a queue from now on.
@@ -210,8 +236,7 @@ async fn a_deleted_queue_is_declared_again_and_nothing_is_lost(db: TestDb) {
     for _ in 0..10 {
         app.place("dora", &[("WIDGET-A", 1)]).await;
     }
-    let full = async || (app.read("/v1/queues/inventory").await["depth"] == 10).then_some(());
-    eventually("ten in the queue", full).await;
+    until_depth(&app, 10).await;
     stranger.delete("inventory").await;
     app.tell("/v1/consumers/inventory/resume", &json!({})).await;
     app.eventually_list("/v1/notifications", 16).await;
@@ -220,6 +245,182 @@ async fn a_deleted_queue_is_declared_again_and_nothing_is_lost(db: TestDb) {
     app.eventually_list("/v1/dead-letters", 1).await;
     assert_eq!(app.read("/v1/health").await["outbox"]["dead"], 0);
     app.stop().await;
+}
+
+async fn a_pause_makes_no_duplicates(db: TestDb) {
+    let app = App::start(&db).await;
+    app.until_connected().await;
+    app.place_and_wait("alice", &[("WIDGET-A", 1)]).await;
+    app.tell("/v1/consumers/inventory/pause", &json!({})).await;
+    for _ in 0..20 {
+        app.place("bob", &[("WIDGET-A", 1)]).await;
+    }
+    until_depth(&app, 20).await;
+    // Slow, so that there is time to take what it has not met for lost.
+    app.tell("/v1/lab/slow", &json!({ "consumer": "inventory", "ms": 20 })).await;
+    app.tell("/v1/consumers/inventory/resume", &json!({})).await;
+    app.eventually_list("/v1/notifications", 21).await;
+    assert_eq!(
+        db.count("SELECT COUNT(*) FROM messaging_outbox WHERE kind <> 'event'").await,
+        0,
+        "nothing is sent again"
+    );
+    assert_eq!(db.count("SELECT COUNT(*) FROM messaging_inbox WHERE duplicates > 0").await, 0);
+    app.stop().await;
+}
+
+async fn until_depth(app: &App, depth: i64) {
+    let full = async || (app.read("/v1/queues/inventory").await["depth"] == depth).then_some(());
+    eventually(&format!("{depth} in the queue"), full).await;
+}
+
+async fn until_reserved(app: &App, id: &str) {
+    eventually("a reservation", async || (app.status(id).await == "reserved").then_some(())).await;
+}
+
+async fn what_a_queue_held_before_its_consumer_met_anything_is_not_lost_with_it(db: TestDb) {
+    let app = App::start(&db).await;
+    app.until_connected().await;
+    app.tell("/v1/consumers/inventory/pause", &json!({})).await;
+    let order = app.place("alice", &[("WIDGET-A", 1)]).await;
+    until_depth(&app, 1).await;
+    Stranger::on(&db).await.delete("inventory").await;
+    app.tell("/v1/consumers/inventory/resume", &json!({})).await;
+    until_reserved(&app, order["id"].as_str().unwrap()).await;
+    app.stop().await;
+}
+
+async fn retries_and_redrives_are_not_lost_with_their_queue(db: TestDb) {
+    let app = App::start_with(&db, &["--retry-base", "1s", "--retry-max", "2"]).await;
+    app.until_connected().await;
+    let stranger = Stranger::on(&db).await;
+    let fail = async |times: i64| {
+        app.tell("/v1/lab/fail", &json!({ "consumer": "inventory", "times": times })).await;
+    };
+    let pause = async || {
+        app.tell("/v1/consumers/inventory/pause", &json!({})).await;
+    };
+    let lose = async || {
+        stranger.delete("inventory").await;
+        app.tell("/v1/consumers/inventory/resume", &json!({})).await;
+    };
+    // One of our own, and one of which the outbox has nothing but the retry.
+    fail(2).await;
+    let order = app.place("alice", &[("WIDGET-A", 1)]).await;
+    let order = order["id"].as_str().unwrap();
+    let (theirs, event) = foreign_order("WIDGET-A", 1);
+    stranger.publish("order.placed", event.to_string().as_bytes(), BasicProperties::default()).await;
+    app.eventually_list("/v1/inbox?consumer=inventory&state=retrying", 2).await;
+    pause().await;
+    until_depth(&app, 2).await;
+    lose().await;
+    until_reserved(&app, order).await;
+    app.eventually_list(&format!("/v1/reservations?order_id={theirs}"), 1).await;
+
+    fail(2).await;
+    let order = app.place("bob", &[("WIDGET-A", 1)]).await;
+    let letters = app.eventually_list("/v1/dead-letters?state=open", 1).await;
+    pause().await;
+    app.tell(&format!("/v1/dead-letters/{}/redrive", letters[0]["id"].as_str().unwrap()), &json!({})).await;
+    until_depth(&app, 1).await;
+    lose().await;
+    until_reserved(&app, order["id"].as_str().unwrap()).await;
+    assert_eq!(app.stock("WIDGET-A").await, (100, 3), "each once");
+    app.stop().await;
+}
+
+async fn a_deleted_exchange_is_told_of_and_declared_again(db: TestDb) {
+    let app = App::start(&db).await;
+    app.until_connected().await;
+    assert_eq!(app.place_and_wait("alice", &[("WIDGET-A", 1)]).await["status"], "reserved");
+    let stranger = Stranger::on(&db).await;
+    stranger.channel.exchange_delete(stranger.name("events").into(), ExchangeDeleteOptions::default()).await.unwrap();
+    for _ in 0..5 {
+        app.place("bob", &[("WIDGET-A", 1)]).await;
+    }
+    let relay = async || app.read("/v1/health").await["loops"]["relay"].clone();
+    let troubled = async || Some(relay().await).filter(|relay| relay["state"] == "troubled");
+    let status = eventually("a relay in trouble", troubled).await;
+    assert!(status["last_error"].as_str().unwrap().contains("no exchange"), "{status}");
+    app.eventually_list("/v1/notifications", 6).await;
+    eventually("a relay at work", async || (relay().await["state"] == "running").then_some(())).await;
+    assert_eq!(
+        db.count("SELECT COUNT(*) FROM messaging_outbox WHERE attempts > 0").await,
+        0,
+        "it was no message's fault"
+    );
+    assert_eq!(app.stock("WIDGET-A").await, (100, 6), "each once");
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_that_the_broker_will_not_have_holds_up_no_other() {
+    let broker = rabbit::faulty().await;
+    let Wire::Rabbit { url, prefix } = Wire::on(broker.url()) else { unreachable!() };
+    broker.ctl(&["add_user", "narrow", "narrow"]);
+    broker.ctl(&["set_permissions", "narrow", ".*", ".*", ".*"]);
+    broker.ctl(&["set_topic_permissions", "narrow", &format!("{prefix}.events"), "^probe\\.", ".*"]);
+    let wire = Wire::Rabbit { url: url.replace("//", "//narrow:narrow@"), prefix };
+    let db = TestDb::new(Engine::Sqlite).await.over(wire);
+    let rig = Rig::new(&db).await;
+    let (forbidden, mut events) = (event("secret.kept", json!({})), many("note", 20));
+    events.insert(10, forbidden.clone());
+    rig.tell(&events).await;
+    assert_eq!(rig.relay.try_once().await.unwrap(), 21);
+    for event in &events {
+        let mut tx = rig.db.read().await.unwrap();
+        let row = outbox::find(&mut tx, None, event.event_id).await.unwrap().unwrap();
+        if event.event_id == forbidden.event_id {
+            assert_eq!((row.status.as_str(), row.attempts), ("failed", 1));
+            assert!(row.last_error.unwrap().contains("ACCESS_REFUSED"));
+        } else {
+            assert_eq!((row.status.as_str(), row.attempts), ("published", 0));
+        }
+    }
+}
+
+/// A road to a broker that carries so many bytes a second to it; its URL.
+async fn slow_road(to: &str, bytes_per_second: f64) -> (String, JoinSet<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("amqp://{}", listener.local_addr().unwrap());
+    let broker = to.strip_prefix("amqp://").unwrap().to_owned();
+    let mut travelling = JoinSet::new();
+    travelling.spawn(async move {
+        let mut roads = JoinSet::new();
+        while let Ok((client, _)) = listener.accept().await {
+            let (mut from_client, mut to_client) = client.into_split();
+            let (mut from_broker, mut to_broker) = TcpStream::connect(&broker).await.unwrap().into_split();
+            roads.spawn(async move { drop(copy(&mut from_broker, &mut to_client).await) });
+            roads.spawn(async move {
+                let mut bytes = [0; 1024];
+                while let Ok(count @ 1..) = from_client.read(&mut bytes).await {
+                    tokio::time::sleep(Duration::from_secs_f64(count as f64 / bytes_per_second)).await;
+                    to_broker.write_all(&bytes[..count]).await.unwrap();
+                }
+            });
+        }
+    });
+    (url, travelling)
+}
+
+/// It confirms as messages come in, and that is all that can be asked of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_that_is_slow_is_not_given_up_on() {
+    const PATIENCE: Duration = Duration::from_secs(3);
+    let db = TestDb::on_rabbit(Engine::Sqlite).await;
+    let Wire::Rabbit { url, prefix } = &db.wire else { unreachable!() };
+    let (url, _road) = slow_road(url, 50_000.0).await;
+    let options = Options { confirm_timeout: PATIENCE, ..rabbit_options(&url, prefix) };
+    let rabbit = Rabbit::try_new(options).unwrap();
+    let rig = Rig::on(db.open(Clock::System).await, Transport::Rabbit(rabbit), prefix).await;
+    let text = "x".repeat(2500);
+    let events: Vec<_> = (0..64).map(|_| told_with(json!({ "does": "note", "text": text }))).collect();
+    rig.tell(&events).await;
+    let began = tokio::time::Instant::now();
+    assert_eq!(rig.relay.try_once().await.unwrap(), 64);
+    assert!(began.elapsed() > PATIENCE, "the road was not slow: {:?}", began.elapsed());
+    assert_eq!(rig.kernel.transport.obstacle(Way::Out), None);
+    assert_eq!(rig.depth(&rig.queue).await.ready, 64);
 }
 
 async fn a_queue_that_is_not_as_declared_is_told_in_words(db: TestDb) {
@@ -240,7 +441,7 @@ async fn a_queue_that_is_not_as_declared_is_told_in_words(db: TestDb) {
     .await;
     assert!(error.contains("its x-dead-letter-exchange is none, Stockade needs"), "{error}");
     assert!(error.contains("its x-delivery-limit is 3, Stockade needs 1000000"), "both are told at once: {error}");
-    assert!(error.contains(&format!("rabbitmqctl delete_queue {inventory}")), "{error}");
+    assert!(error.contains(&format!("rabbitmqctl -p / delete_queue {inventory}`")), "{error}");
     assert!(error.contains("STOCKADE_QUEUE_PREFIX"), "{error}");
     assert_eq!(app.place("alice", &[("WIDGET-A", 1)]).await["status"], "placed", "orders are taken meanwhile");
     stranger.delete("inventory").await;
@@ -326,6 +527,10 @@ each_database_on_rabbit!(
     what_strangers_publish_is_taken_if_its_envelope_is_good,
     extra_queues_get_what_they_are_bound_to_and_have_dead_letter_queues,
     a_deleted_queue_is_declared_again_and_nothing_is_lost,
+    a_pause_makes_no_duplicates,
+    what_a_queue_held_before_its_consumer_met_anything_is_not_lost_with_it,
+    retries_and_redrives_are_not_lost_with_their_queue,
+    a_deleted_exchange_is_told_of_and_declared_again,
     a_queue_that_is_not_as_declared_is_told_in_words,
     of_a_pass_only_what_no_queue_took_is_refused,
 );

@@ -655,8 +655,16 @@ async fn inbox_rows_are_met_marked_counted_and_listed(db: TestDb) {
     };
     let marks = [mark(1, State::Retrying, Some(AGES)), mark(2, State::Dead, None)];
     inbox::mark_many(&mut tx, "probe", &marks, now).await.unwrap();
-    inbox::record_run(&mut tx, "probe", &arrivals[0]).await.unwrap();
-    inbox::record_run(&mut tx, "probe", &arrivals[0]).await.unwrap();
+    for arrival in &arrivals[..2] {
+        inbox::insert_begun(&mut tx, "probe", arrival).await.unwrap(); // changes nothing that is there
+    }
+    inbox::insert_begun(&mut tx, "third", &arrivals[0]).await.unwrap();
+    let begun = inbox::meet(&mut tx, "third", &[id(0)], now).await.unwrap().remove(0).1;
+    assert_eq!((begun.state, begun.attempts, begun.unfinished_runs), (State::Processing, 0, 0));
+    stockade::on!(tx, c => sqlx::query("DELETE FROM messaging_inbox WHERE consumer = 'third'").execute(c).await.map(drop))
+        .unwrap();
+    inbox::record_run(&mut tx, "probe", id(0)).await.unwrap();
+    inbox::record_run(&mut tx, "probe", id(0)).await.unwrap();
     inbox::forget_run(&mut tx, "probe", id(0)).await.unwrap();
     let met = inbox::meet(&mut tx, "probe", &[id(2), id(0), id(1), mint_id()], now).await.unwrap();
     let seen: Vec<_> =

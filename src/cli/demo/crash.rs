@@ -46,7 +46,8 @@ impl Play for Crash {
         if self.place.url.is_some() {
             return Err(Exit::Usage.because(
                 "this demo kills the server and starts it again, and the one at --url is not the demo's to kill: leave \
-                 --url out, and it starts one of its own",
+                 --url out, and it starts one of its own, on the same engines if you give it --database-url and \
+                 --broker-url. To see that very server die, where something starts it again, POST to its /v1/lab/crash",
             ));
         }
         let shop = stage.open_own(&["all"], &["--lease", LEASE]).await?;

@@ -190,16 +190,16 @@ dialects! {
     pub async fn count_duplicates(consumer: &str, ids: &[Uuid]) -> ();
 }
 
-/// Records that a run starts, before it does, for a message that may kill the process.
-pub async fn record_run(tx: &mut Tx, consumer: &str, arrival: &Arrival<'_>) -> sqlx::Result<()> {
+/// Inserts an arrival that is to run alone as `processing`, with no run of it yet. A row that is there, or that another
+/// transaction is just writing, stays as it is.
+pub async fn insert_begun(tx: &mut Tx, consumer: &str, arrival: &Arrival<'_>) -> sqlx::Result<()> {
     let now = tx.now();
     crate::on!(tx, c => {
         sqlx::query(
-            "INSERT INTO messaging_inbox (consumer, event_id, state, attempts, unfinished_runs, started_at,
-                 event_type, aggregate_id, correlation_id, group_id, body_hash)
-             VALUES ($1, $2, 'processing', 0, 1, $3, $4, $5, $6, $7, $8)
-             ON CONFLICT (consumer, event_id) DO UPDATE SET state = 'processing', started_at = $3,
-                 finished_at = NULL, unfinished_runs = messaging_inbox.unfinished_runs + 1",
+            "INSERT INTO messaging_inbox (consumer, event_id, state, attempts, started_at, event_type, aggregate_id,
+                 correlation_id, group_id, body_hash)
+             VALUES ($1, $2, 'processing', 0, $3, $4, $5, $6, $7, $8)
+             ON CONFLICT DO NOTHING",
         )
         .bind(consumer)
         .bind(arrival.event.event_id)
@@ -209,6 +209,24 @@ pub async fn record_run(tx: &mut Tx, consumer: &str, arrival: &Arrival<'_>) -> s
         .bind(&arrival.event.correlation_id)
         .bind(&arrival.event.group_id)
         .bind(arrival.body_hash.as_slice())
+        .execute(c)
+        .await
+        .map(drop)
+    })
+}
+
+/// Records that a run starts, before it does, for a message that may kill the process. The row must have been met.
+pub async fn record_run(tx: &mut Tx, consumer: &str, event_id: Uuid) -> sqlx::Result<()> {
+    let now = tx.now();
+    crate::on!(tx, c => {
+        sqlx::query(
+            "UPDATE messaging_inbox SET state = 'processing', started_at = $3, finished_at = NULL,
+                 unfinished_runs = unfinished_runs + 1
+             WHERE consumer = $1 AND event_id = $2",
+        )
+        .bind(consumer)
+        .bind(event_id)
+        .bind(now)
         .execute(c)
         .await
         .map(drop)
@@ -435,13 +453,6 @@ impl From<Columns> for InboxRow {
             deadline_at,
         }
     }
-}
-
-/// When this consumer met its first event; `None` if it has met none yet.
-pub async fn first_met(tx: &mut Tx, consumer: &str) -> sqlx::Result<Option<Timestamp>> {
-    crate::on!(tx, c => {
-        sqlx::query_scalar("SELECT min(started_at) FROM messaging_inbox WHERE consumer = $1").bind(consumer).fetch_one(c).await
-    })
 }
 
 /// Which rows to list; every field narrows.

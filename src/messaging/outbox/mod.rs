@@ -112,6 +112,29 @@ impl Entry {
         }
     }
 
+    /// The stored bytes to one queue once more: as the retry that its consumer waits for, or as a replay.
+    fn resent(row: Resent, queue: &str) -> Self {
+        let (_, event_id, group_id, subsidiary_id, aggregate_type, aggregate_id, event_type, body, ..) = row;
+        let (.., correlation_id, causation_id, attempts) = row;
+        Self {
+            id: mint_id(),
+            event_id,
+            kind: if attempts.is_some() { Kind::Retry } else { Kind::Replay },
+            group_id,
+            subsidiary_id,
+            aggregate_type,
+            aggregate_id,
+            event_type,
+            body: body.into(),
+            headers: headers_of(None, attempts),
+            delay: Duration::ZERO,
+            correlation_id,
+            causation_id,
+            traceparent: None,
+            target: queue.to_owned(),
+        }
+    }
+
     /// The row as a relay holds it that was written at `now`.
     fn claimed(&self, now: Timestamp) -> Claimed {
         Claimed {
@@ -272,6 +295,9 @@ fn pass_to_consumers(tx: &mut Tx, entries: &[Entry], queued: Vec<Queued>, pledge
     });
 }
 
+/// What a row sends, with the row it was found in first, and the attempts that a retry of it tells of last.
+type Resent = (Uuid, Uuid, String, Option<String>, String, String, String, Vec<u8>, String, Option<Uuid>, Option<i32>);
+
 /// Events of type `key` from `since` on that are out, or being sent just now, and that `consumer` has never met, as rows
 /// that send them to its queue once more: up to `limit` of those above `after`, with the id of each row they were found in.
 pub async fn list_unmet(
@@ -283,12 +309,11 @@ pub async fn list_unmet(
     after: Uuid,
     limit: i64,
 ) -> sqlx::Result<Vec<(Uuid, Entry)>> {
-    type Found = (Uuid, Uuid, String, Option<String>, String, String, String, Vec<u8>, String, Option<Uuid>);
     let (aggregate_type, event_type) = key.split_once('.').unwrap_or((key, ""));
-    let rows: Vec<Found> = crate::on!(tx, c => {
+    let rows: Vec<Resent> = crate::on!(tx, c => {
         sqlx::query_as(
             "SELECT o.id, o.event_id, o.group_id, o.subsidiary_id, o.aggregate_type, o.aggregate_id, o.event_type, o.body,
-                 o.correlation_id, o.causation_id
+                 o.correlation_id, o.causation_id, CAST(NULL AS integer)
              FROM messaging_outbox o
              WHERE (o.status = 'published' OR o.claimed_by IS NOT NULL) AND o.kind = 'event' AND o.aggregate_type = $1 AND o.event_type = $2
                  AND o.created_at >= $3 AND o.id > $4
@@ -304,29 +329,43 @@ pub async fn list_unmet(
         .fetch_all(c)
         .await
     })?;
-    let entry = |row: Found| {
-        let (found_in, event_id, group_id, subsidiary_id, aggregate_type, aggregate_id, ..) = row;
-        let (.., event_type, body, correlation_id, causation_id) = row;
-        let entry = Entry {
-            id: mint_id(),
-            event_id,
-            kind: Kind::Replay,
-            group_id,
-            subsidiary_id,
-            aggregate_type,
-            aggregate_id,
-            event_type,
-            body: body.into(),
-            headers: headers_of(None, None),
-            delay: Duration::ZERO,
-            correlation_id,
-            causation_id,
-            traceparent: None,
-            target: queue.to_owned(),
-        };
-        (found_in, entry)
-    };
-    Ok(rows.into_iter().map(entry).collect())
+    Ok(rows.into_iter().map(|row| (row.0, Entry::resent(row, queue))).collect())
+}
+
+/// Events that `consumer` has met and not finished, and whose next delivery is out already, or being sent just now, as rows
+/// that send its bytes to its queue once more: up to `limit` of those above `after`, by their ids.
+pub async fn list_unfinished(
+    tx: &mut Tx,
+    consumer: &str,
+    queue: &str,
+    after: Uuid,
+    limit: i64,
+) -> sqlx::Result<Vec<Entry>> {
+    // The newest row that went to this queue, unless another is still to go. `<> 'processed'`: SQLite wants the words of the
+    // partial index.
+    let rows: Vec<Resent> = crate::on!(tx, c => {
+        sqlx::query_as(
+            "SELECT o.id, o.event_id, o.group_id, o.subsidiary_id, o.aggregate_type, o.aggregate_id, o.event_type, o.body,
+                 o.correlation_id, o.causation_id, i.attempts
+             FROM messaging_inbox i
+             JOIN messaging_outbox o ON (o.id = i.event_id AND o.kind = 'event')
+                 OR (o.event_id = i.event_id AND o.kind <> 'event' AND o.target = $2)
+             WHERE i.consumer = $1 AND i.state <> 'processed' AND i.state IN ('retrying', 'processing')
+                 AND i.event_id > $3
+                 AND (o.status = 'published' OR o.claimed_by IS NOT NULL)
+                 AND NOT EXISTS (SELECT 1 FROM messaging_outbox n
+                     WHERE n.event_id = i.event_id AND n.kind <> 'event' AND n.target = $2
+                         AND (n.id > o.id OR (n.status <> 'published' AND n.claimed_by IS NULL)))
+             ORDER BY i.event_id LIMIT $4",
+        )
+        .bind(consumer)
+        .bind(queue)
+        .bind(after)
+        .bind(limit)
+        .fetch_all(c)
+        .await
+    })?;
+    Ok(rows.into_iter().map(|row| Entry::resent(row, queue)).collect())
 }
 
 impl Claimed {

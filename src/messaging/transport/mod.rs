@@ -92,6 +92,20 @@ pub enum Verdict {
     Unknown,
 }
 
+/// What came of a batch: one verdict per message, in order.
+#[derive(Debug)]
+pub struct Published {
+    pub verdicts: Vec<Verdict>,
+    /// Why some got none, though the broker can be reached.
+    pub trouble: Option<String>,
+}
+
+impl From<Vec<Verdict>> for Published {
+    fn from(verdicts: Vec<Verdict>) -> Self {
+        Self { verdicts, trouble: None }
+    }
+}
+
 /// How full a queue is. `None` where the transport cannot know.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Depth {
@@ -210,12 +224,11 @@ impl Transport {
         }
     }
 
-    /// Publishes what a relay has claimed; one verdict per message, in order. The table queue has no such road:
-    /// its relay hands rows on inside the database.
-    pub async fn publish(&self, batch: &[Claimed]) -> Vec<Verdict> {
+    /// Publishes what a relay has claimed. The table queue has no such road: its relay hands rows on inside the database.
+    pub async fn publish(&self, batch: &[Claimed]) -> Published {
         match self {
-            Self::Table(_) => vec![Verdict::Unknown; batch.len()],
-            Self::Memory(memory) => memory.publish(batch),
+            Self::Table(_) => vec![Verdict::Unknown; batch.len()].into(),
+            Self::Memory(memory) => memory.publish(batch).into(),
             Self::Rabbit(rabbit) => rabbit.publish(batch).await,
         }
     }
@@ -323,6 +336,14 @@ impl Subscription {
         match self {
             Self::Table(table) => table.keep(tags).await,
             Self::Memory(_) | Self::Rabbit(_) => std::future::pending().await,
+        }
+    }
+
+    /// Fails once a broker has taken back what was handed out here.
+    pub fn check(&self) -> Result<(), TransportError> {
+        match self {
+            Self::Table(_) | Self::Memory(_) => Ok(()),
+            Self::Rabbit(rabbit) => rabbit.check(),
         }
     }
 

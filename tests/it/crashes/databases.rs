@@ -9,7 +9,8 @@ use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{Connection, Executor, SqliteConnection};
 
 use super::{Shop, place};
-use crate::support::{Engine, OwnPostgres, Server, TestDb, eventually, order};
+use crate::rabbit::Stranger;
+use crate::support::{DEADLINE, Engine, OwnPostgres, Server, TestDb, eventually, order};
 
 /// A connection beside the server's, as an operator's shell would have.
 async fn beside(db: &TestDb) -> SqliteConnection {
@@ -154,7 +155,42 @@ async fn a_full_disk_is_told_and_survived() {
     assert!(shop.server.terminate().await);
 }
 
-/// The same with a restart: a larger disk, and what the full one had acknowledged is finished.
+/// A broker counts deliveries and gives up on messages: what fails for want of room is held, and not given back and taken
+/// again each time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_disk_uses_up_no_deliveries_of_a_broker() {
+    let db = TestDb::on_rabbit(Engine::Sqlite).await;
+    assert!(Server::start(&db, &[]).terminate().await);
+    let mut operator = beside(&db).await;
+    let pages: i64 = sqlx::query_scalar("PRAGMA page_count").fetch_one(&mut operator).await.unwrap();
+    let limit: &'static str = (pages + 400).to_string().leak();
+    let mut shop = Shop::open(&db, &["--sqlite-max-pages", limit]).await;
+    shop.server.tell("/v1/consumers/inventory/pause", &json!({})).await;
+    shop.place(100).await;
+    eventually("the backlog", || async {
+        (shop.server.read("/v1/queues/inventory").await["depth"] == 100).then_some(())
+    })
+    .await;
+    fill(&mut operator, limit).await;
+    operator.close().await.unwrap();
+    shop.server.tell("/v1/consumers/inventory/resume", &json!({})).await;
+    eventually("a consumer in trouble", || async {
+        (readiness(&shop.server).await.1["checks"]["inventory"] == "troubled").then_some(())
+    })
+    .await;
+    tokio::time::sleep(Duration::from_secs(5)).await; // several tries
+    shop.server.signal("TERM");
+    let stopped = tokio::time::timeout(DEADLINE / 3, shop.server.ended()).await;
+    assert!(stopped.is_ok(), "it is not waiting any more");
+    assert_eq!(Stranger::on(&db).await.returns("inventory").await, vec![1; 100], "given back once, by the stop");
+    shop.flags = super::QUICK.to_vec();
+    shop.reopen().await;
+    shop.check().await;
+    assert!(shop.letters().await.is_empty());
+    assert!(shop.server.terminate().await);
+}
+
+/// With a restart: a larger disk, and what the full one had acknowledged is finished.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_full_disk_left_undone_is_done_on_a_larger_one() {
     let db = TestDb::new(Engine::Sqlite).await;

@@ -36,7 +36,7 @@ use self::publisher::Publisher;
 pub use self::shape::ExtraQueue;
 use self::shape::{Made, Shape, is_not_found};
 pub use self::subscription::RabbitSubscription;
-use super::{Condition, Depth, RawMessage, Topology, TransportError, Verdict, Way};
+use super::{Condition, Depth, Published, RawMessage, Topology, TransportError, Way};
 use crate::messaging::outbox::Claimed;
 
 /// How long the broker may take to say how full its queues are, all together.
@@ -55,7 +55,7 @@ pub struct Options {
     pub prefetch: u16,
     /// A broker that is silent for twice this long is gone.
     pub heartbeat: Duration,
-    /// How long a confirm may take before the message counts as neither accepted nor refused.
+    /// How long the next confirm may take before what waits for one counts as neither accepted nor refused.
     pub confirm_timeout: Duration,
 }
 
@@ -174,7 +174,7 @@ impl Rabbit {
         self.link(way).until_up(true).await;
     }
 
-    pub async fn publish(&self, batch: &[Claimed]) -> Vec<Verdict> {
+    pub async fn publish(&self, batch: &[Claimed]) -> Published {
         let Inner { publisher, publishing, options, .. } = &*self.inner;
         publisher.publish(publishing, &self.shape(), batch, options.confirm_timeout).await
     }

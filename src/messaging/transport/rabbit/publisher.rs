@@ -6,6 +6,10 @@
 //! lapin hands a returned message to whichever confirm it resolves next, which need not be that message's own when
 //! the broker confirms many at once. So a return is matched to its message by what it carries, never by the confirm it
 //! came with, and a channel has one pass at a time: no return can then end up in another pass.
+//!
+//! A broker may also close the channel over a message: one that it will not have (no permission, too large), or one for an
+//! exchange that is gone. Either way it takes the rest of the pass along and does not say which it was. An exchange is
+//! declared again; else the rest goes out one by one, so that only the culprit is refused.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -18,25 +22,27 @@ use lapin::message::BasicReturnMessage;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::ShortString;
 use lapin::{BasicProperties, Channel, Confirmation};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::link::Link;
-use super::shape::{Shape, short};
+use super::shape::{Shape, is_not_found, short};
 use super::wire;
 use crate::messaging::outbox::Claimed;
-use crate::messaging::transport::{RawMessage, TransportError, Verdict};
+use crate::messaging::transport::{Published, RawMessage, TransportError, Verdict};
 
 /// Messages under way at once. More would only wait in the broker's memory.
 const WINDOW: usize = 2048;
 const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a queue that is gone is left for its consumer to declare again.
 const LEFT_TO_CONSUMERS: Duration = Duration::from_secs(1);
+/// How many times its patience a pass may last, however slowly confirms come: a relay's claim holds for one more.
+const PATIENCES: u32 = 2;
 
 /// Channels in confirm mode, each used by one pass at a time.
 #[derive(Default)]
 pub struct Publisher {
     idle: Mutex<Vec<Channel>>,
-    /// Since when messages come back that a queue should take.
+    /// Since when messages find no exchange, or come back that a queue should take.
     missing_since: Mutex<Option<Instant>>,
 }
 
@@ -95,21 +101,80 @@ struct Pass<'a> {
     verdicts: Vec<Verdict>,
     addresses: Vec<Option<Address>>,
     returned: Vec<(Address, String)>,
-    lost: Option<lapin::Error>,
+    /// How long each confirm may be waited for, and until when any of them.
+    patience: Duration,
+    until: Instant,
+    /// Why it ended before everything was confirmed.
+    cut_short: Option<CutShort>,
     /// Once a full queue has refused, RabbitMQ may let that channel's messages be refused for ever, room or no room, if the
     /// limit was lifted by a policy (seen with 3.10): the next pass has another channel.
     any_refused: bool,
 }
 
+/// What is left of a pass.
+struct Ended {
+    verdicts: Vec<Verdict>,
+    any_returned: bool,
+    cut_short: Option<CutShort>,
+}
+
+enum CutShort {
+    /// The channel is gone.
+    Lost(lapin::Error),
+    /// No confirm came for as long as one may take.
+    Silent,
+    /// Confirms came, but too few of them.
+    TooLong,
+}
+
+/// What a pass came to.
+struct Sent {
+    verdicts: Vec<Verdict>,
+    /// The word with which the broker closed the channel, if it did.
+    closed: Option<lapin::Error>,
+}
+
 impl Publisher {
-    /// One verdict per row, in order. Never waits longer than `patience` for the broker's word.
-    pub async fn publish(&self, link: &Link, shape: &Shape, rows: &[Claimed], patience: Duration) -> Vec<Verdict> {
+    /// One verdict per row, in order. Never waits longer than `patience` for the broker's next word.
+    pub async fn publish(&self, link: &Link, shape: &Shape, rows: &[Claimed], patience: Duration) -> Published {
         let outgoing = rows.iter().map(|row| Outgoing::of_row(row, shape)).collect();
-        match self.send(link, shape, outgoing, patience).await {
-            Ok(verdicts) => verdicts,
-            Err(error) => {
-                tracing::debug!(%error, "nothing could be published");
-                vec![Verdict::Unknown; rows.len()]
+        let (verdicts, trouble) = match self.send(link, shape, outgoing, patience).await {
+            Ok(Sent { verdicts, closed: None }) => (verdicts, None),
+            Ok(Sent { mut verdicts, closed: Some(error) }) => {
+                if !is_not_found(&error) {
+                    self.send_one_by_one(link, shape, rows, &mut verdicts, patience).await;
+                }
+                let trouble = verdicts.contains(&Verdict::Unknown).then(|| format!("a channel was closed: {error}"));
+                (verdicts, trouble)
+            }
+            Err(error) => (vec![Verdict::Unknown; rows.len()], Some(error.to_string())),
+        };
+        // Of a link that is down it is the link that tells.
+        Published { verdicts, trouble: trouble.filter(|_| link.connection().is_ok()) }
+    }
+
+    /// Sends what has no verdict yet, for a while. What the broker closes a channel over now, it was that.
+    async fn send_one_by_one(
+        &self,
+        link: &Link,
+        shape: &Shape,
+        rows: &[Claimed],
+        verdicts: &mut [Verdict],
+        patience: Duration,
+    ) {
+        let until = Instant::now() + patience;
+        for (row, verdict) in rows.iter().zip(verdicts).filter(|(_, verdict)| **verdict == Verdict::Unknown) {
+            if Instant::now() >= until {
+                return;
+            }
+            match self.send(link, shape, vec![Outgoing::of_row(row, shape)], patience).await {
+                Ok(Sent { closed: Some(error), .. }) if !is_not_found(&error) => {
+                    *verdict = Verdict::Refused(format!("the broker closed the channel over it: {error}"));
+                }
+                Ok(Sent { mut verdicts, closed: None }) if verdicts != [Verdict::Unknown] => {
+                    *verdict = verdicts.remove(0);
+                }
+                _ => return,
             }
         }
     }
@@ -123,7 +188,11 @@ impl Publisher {
         patience: Duration,
     ) -> Result<(), TransportError> {
         let outgoing = (0..times).map(|_| Outgoing::of_raw(message, shape)).collect();
-        for verdict in self.send(link, shape, outgoing, patience).await? {
+        let Sent { verdicts, closed } = self.send(link, shape, outgoing, patience).await?;
+        if let Some(error) = closed {
+            return Err(TransportError::Broker(format!("it closed the channel: {error}")));
+        }
+        for verdict in verdicts {
             match verdict {
                 Verdict::Accepted => {}
                 Verdict::Refused(why) => return Err(TransportError::Broker(why)),
@@ -139,38 +208,42 @@ impl Publisher {
         shape: &Shape,
         outgoing: Vec<Result<Outgoing<'_>, String>>,
         patience: Duration,
-    ) -> Result<Vec<Verdict>, TransportError> {
+    ) -> Result<Sent, TransportError> {
         let channel = self.channel(link).await?;
-        let mut pass = Pass::new(&channel, outgoing.len());
-        let in_time = tokio::select! {
-            in_time = timeout(patience, pass.run(outgoing)) => in_time.is_ok(),
+        let mut pass = Pass::new(&channel, outgoing.len(), patience);
+        tokio::select! {
+            () = pass.run(outgoing) => {}
             // Lost or blocked: there will be no confirm while that lasts.
-            () = link.until_up(false) => true,
-        };
-        let whole = pass.waiting.is_empty() && pass.lost.is_none();
-        let fit = whole && !pass.any_refused;
-        let (verdicts, any_returned) = pass.end();
+            () = link.until_up(false) => {}
+        }
+        let fit = pass.waiting.is_empty() && pass.cut_short.is_none() && !pass.any_refused;
+        let Ended { verdicts, any_returned, cut_short } = pass.end();
         if fit {
             self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(channel);
-        } else if !in_time {
+        } else if matches!(cut_short, Some(CutShort::Silent)) {
             link.give_up_on("it confirms nothing");
         }
-        if self.is_missing_for_long(any_returned)
+        let closed = match cut_short {
+            Some(CutShort::Lost(error)) if error.is_amqp_soft_error() => Some(error),
+            _ => None,
+        };
+        if self.is_missing_for_long(any_returned || closed.as_ref().is_some_and(is_not_found))
             && let Ok(connection) = link.connection()
             && let Ok(Err(error)) = timeout(OPEN_TIMEOUT, shape.declare(&connection)).await
         {
             tracing::warn!(error, "what took no message could not be declared again");
         }
-        Ok(verdicts)
+        Ok(Sent { verdicts, closed })
     }
 
-    /// Has something that should take messages been away for a while, a queue or a binding? Its consumer declares it
-    /// again on its own, and must find out first: declared at once, RabbitMQ hands the new queue to the old consumer,
-    /// which then drops messages as seen before, because the new queue counts from the start (seen with 3.10).
-    fn is_missing_for_long(&self, any_returned: bool) -> bool {
+    /// Has something that should take messages been away for a while, a queue, a binding or the exchange? A consumer
+    /// declares its queue again on its own, and must find out first: declared at once, RabbitMQ hands the new queue to the
+    /// old consumer, which then drops messages as seen before, because the new queue counts from the start (seen with
+    /// 3.10).
+    fn is_missing_for_long(&self, is_missing: bool) -> bool {
         let mut since = self.missing_since.lock().unwrap_or_else(PoisonError::into_inner);
-        let declare = any_returned && since.is_some_and(|since| since.elapsed() >= LEFT_TO_CONSUMERS);
-        *since = if any_returned && !declare { since.or_else(|| Some(Instant::now())) } else { None };
+        let declare = is_missing && since.is_some_and(|since| since.elapsed() >= LEFT_TO_CONSUMERS);
+        *since = if is_missing && !declare { since.or_else(|| Some(Instant::now())) } else { None };
         declare
     }
 
@@ -201,19 +274,21 @@ impl Publisher {
 }
 
 impl<'a> Pass<'a> {
-    fn new(channel: &'a Channel, count: usize) -> Self {
+    fn new(channel: &'a Channel, count: usize, patience: Duration) -> Self {
         Self {
             channel,
             waiting: VecDeque::with_capacity(count.min(WINDOW)),
             verdicts: vec![Verdict::Unknown; count],
             addresses: (0..count).map(|_| None).collect(),
             returned: Vec::new(),
-            lost: None,
+            patience,
+            until: Instant::now() + patience * PATIENCES,
+            cut_short: None,
             any_refused: false,
         }
     }
 
-    /// Sends everything and waits for every confirm, until the channel is lost.
+    /// Sends everything and waits for every confirm, unless it is cut short.
     async fn run(&mut self, outgoing: Vec<Result<Outgoing<'a>, String>>) {
         for (index, outgoing) in outgoing.into_iter().enumerate() {
             match outgoing {
@@ -225,11 +300,11 @@ impl<'a> Pass<'a> {
                 }
                 Err(why) => self.verdicts[index] = Verdict::Refused(format!("it cannot be sent: {why}")),
             }
-            if self.lost.is_some() {
+            if self.cut_short.is_some() {
                 return;
             }
         }
-        while !self.waiting.is_empty() && self.lost.is_none() {
+        while !self.waiting.is_empty() && self.cut_short.is_none() {
             self.wait_for_oldest().await;
         }
     }
@@ -254,9 +329,12 @@ impl<'a> Pass<'a> {
     }
 
     async fn wait_for_oldest(&mut self) {
-        if let Some((_, sending)) = self.waiting.front_mut() {
-            sending.await;
-            self.settle_oldest();
+        let Some((_, sending)) = self.waiting.front_mut() else { return };
+        let silent_at = Instant::now() + self.patience;
+        match timeout_at(silent_at.min(self.until), sending).await {
+            Ok(()) => drop(self.settle_oldest()),
+            Err(_) if silent_at <= self.until => self.cut_short = Some(CutShort::Silent),
+            Err(_) => self.cut_short = Some(CutShort::TooLong),
         }
     }
 
@@ -279,7 +357,9 @@ impl<'a> Pass<'a> {
             Ok(Confirmation::NotRequested) => {
                 self.verdicts[index] = Verdict::Refused("the channel has no confirms".to_owned());
             }
-            Err(error) => self.lost = Some(error),
+            // The first one knows why.
+            Err(error) if self.cut_short.is_none() => self.cut_short = Some(CutShort::Lost(error)),
+            Err(_) => {}
         }
         true
     }
@@ -296,9 +376,9 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// The verdicts, and whether anything came back. Cut short or not, every confirm that is there is looked at: it may
-    /// bring the return of a message that looked accepted.
-    fn end(mut self) -> (Vec<Verdict>, bool) {
+    /// Cut short or not, every confirm that is there is looked at: it may bring the return of a message that looked
+    /// accepted.
+    fn end(mut self) -> Ended {
         for (index, mut sending) in std::mem::take(&mut self.waiting) {
             let _ = (&mut sending).now_or_never();
             self.waiting.push_front((index, sending));
@@ -313,6 +393,6 @@ impl<'a> Pass<'a> {
                 }
             }
         }
-        (self.verdicts, !self.returned.is_empty())
+        Ended { verdicts: self.verdicts, any_returned: !self.returned.is_empty(), cut_short: self.cut_short }
     }
 }

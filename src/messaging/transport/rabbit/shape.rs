@@ -139,6 +139,10 @@ impl Shape {
 
     /// Declares everything. What stands in the way is told of all queues at once.
     pub async fn declare(&self, connection: &Connection) -> Result<(), String> {
+        if !is_exchange_there(connection, &self.exchange).await? {
+            // Its bindings went with it: until each queue is bound again, others may publish past it.
+            self.queues.iter().filter(|queue| queue.is_ours).for_each(|queue| self.made.missed(&queue.name));
+        }
         let channel = open(connection).await?;
         self.declare_exchanges(&channel).await?;
         let mut channel = Some(channel);
@@ -269,7 +273,17 @@ fn set_text(arguments: &mut FieldTable, name: &str, value: &str) {
 async fn is_there(connection: &Connection, queue: &str) -> Result<bool, String> {
     let channel = open(connection).await?;
     let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-    match channel.queue_declare(short(queue)?, passive, FieldTable::default()).await {
+    found(channel.queue_declare(short(queue)?, passive, FieldTable::default()).await)
+}
+
+async fn is_exchange_there(connection: &Connection, exchange: &str) -> Result<bool, String> {
+    let channel = open(connection).await?;
+    let passive = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
+    found(channel.exchange_declare(short(exchange)?, ExchangeKind::Topic, passive, FieldTable::default()).await)
+}
+
+fn found<T>(answer: lapin::Result<T>) -> Result<bool, String> {
+    match answer {
         Ok(_) => Ok(true),
         Err(error) if is_not_found(&error) => Ok(false),
         Err(error) => Err(error.to_string()),
@@ -310,14 +324,26 @@ fn in_words(kind: &str, name: &str, error: &Error) -> String {
     if refusal.get_id() != PRECONDITION_FAILED {
         return format!("{kind} {name} cannot be declared: {}", refusal.get_message());
     }
-    let difference = read_difference(refusal.get_message().as_str()).map_or_else(
-        || refusal.get_message().to_string(),
-        |(what, is, ought)| format!("its {what} is {is}, Stockade needs {ought}"),
-    );
+    advise(kind, name, refusal.get_message().as_str())
+}
+
+/// What to do about something of the same name that is not ours, out of the broker's sentence on it.
+fn advise(kind: &str, name: &str, refusal: &str) -> String {
+    let difference = read_difference(refusal)
+        .map_or_else(|| refusal.to_owned(), |(what, is, ought)| format!("its {what} is {is}, Stockade needs {ought}"));
+    let vhost = refusal.split_once("in vhost '").and_then(|(_, rest)| rest.split_once('\''));
+    let vhost = vhost.map_or("/", |(vhost, _)| vhost);
+    // rabbitmqctl deletes queues and no exchanges.
+    let (when, how) = match kind {
+        "queue" => ("it is empty and nobody else needs it", format!("`rabbitmqctl -p {vhost} delete_queue {name}`")),
+        _ => (
+            "nobody else needs it",
+            format!("in the management UI, or by `rabbitmqadmin -V {vhost} delete exchange name={name}`"),
+        ),
+    };
     format!(
-        "{kind} {name} is there already, but not as Stockade declares it: {difference}. Delete it once it is empty and \
-         nobody else needs it (`rabbitmqctl delete_{kind} {name}`; it is declared again within seconds), or set \
-         STOCKADE_QUEUE_PREFIX to use other names."
+        "{kind} {name} is there already, but not as Stockade declares it: {difference}. Delete it once {when} ({how}; it \
+         is declared again within seconds), or set STOCKADE_QUEUE_PREFIX to use other names."
     )
 }
 
@@ -393,5 +419,20 @@ mod tests {
                     received the value 'stockade.events.dlx' of type 'longstr' but current is none";
         assert_eq!(read_difference(text), Some(("x-dead-letter-exchange", "none", "stockade.events.dlx")));
         assert_eq!(read_difference("something else"), None);
+    }
+
+    #[test]
+    fn the_advice_names_commands_that_there_are() {
+        let text = |kind: &str| {
+            format!(
+                "PRECONDITION_FAILED - inequivalent arg 'type' for {kind} 'x' in vhost 'shop': received 'a' but current is 'b'"
+            )
+        };
+        let advice = advise("queue", "stockade.orders", &text("queue"));
+        assert!(advice.contains("`rabbitmqctl -p shop delete_queue stockade.orders`"), "{advice}");
+        let advice = advise("exchange", "stockade.events", &text("exchange"));
+        assert!(advice.contains("`rabbitmqadmin -V shop delete exchange name=stockade.events`"), "{advice}");
+        assert!(advice.contains("its type is b, Stockade needs a"), "{advice}");
+        assert!(!advice.contains("rabbitmqctl"), "{advice}");
     }
 }

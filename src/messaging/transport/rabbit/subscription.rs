@@ -92,9 +92,7 @@ impl RabbitSubscription {
         {
             self.receive(next);
         }
-        if let Some(why) = self.trouble() {
-            return Err(TransportError::Broker(why));
-        }
+        self.check()?;
         let count = self.arrived.len().min(max);
         Ok(self.arrived.drain(..count).collect())
     }
@@ -150,6 +148,17 @@ impl RabbitSubscription {
         let _ = timeout(GOODBYE_TIMEOUT, self.channel.close(200, "done".into())).await;
     }
 
+    /// Fails if nothing more can be settled or had on this channel.
+    pub fn check(&self) -> Result<(), TransportError> {
+        if !self.channel.status().connected() {
+            return Err(TransportError::Broker(format!("{}: the channel was lost", self.queue)));
+        }
+        match &self.ended {
+            Some(why) if !self.winding_down => Err(TransportError::Broker(format!("{}: {why}", self.queue))),
+            _ => Ok(()),
+        }
+    }
+
     fn receive(&mut self, next: Option<lapin::Result<lapin::message::Delivery>>) {
         match next {
             Some(Ok(message)) => {
@@ -157,22 +166,13 @@ impl RabbitSubscription {
                 self.arrived.push_back(wire::delivery_of(message, self.token));
             }
             Some(Err(error)) => self.ended = Some(format!("the channel was lost: {error}")),
+            // The answer to our own goodbye.
+            None if self.winding_down => self.ended = Some("the consumer was cancelled".to_owned()),
             None => {
                 // Nobody can tell afterwards: it may have been made again by then.
                 self.made.missed(&self.queue);
                 self.ended = Some("the broker cancelled the consumer; is the queue gone?".to_owned());
             }
-        }
-    }
-
-    /// Why nothing more can be settled or had on this channel, if so.
-    fn trouble(&self) -> Option<String> {
-        if !self.channel.status().connected() {
-            return Some(format!("{}: the channel was lost", self.queue));
-        }
-        match &self.ended {
-            Some(why) if !self.winding_down => Some(format!("{}: {why}", self.queue)),
-            _ => None,
         }
     }
 
