@@ -98,7 +98,7 @@ impl Writer {
             self.inner.committed.notified().await;
             tokio::time::sleep(LOOK_EVERY).await;
             if let Err(error) = self.shorten_log(&mut own).await {
-                super::super::abort_if_the_disk_failed(&error);
+                crate::db::abort_if_the_disk_failed(&error);
                 tracing::warn!(%error, "the log was not copied into the database file; trying again");
                 own = None;
                 tokio::time::sleep(AGAIN_AFTER).await;
