@@ -569,7 +569,6 @@ impl Settings {
             body_timeout: self.http_header_timeout,
             request_timeout: self.http_request_timeout,
             in_flight_max: self.http_max_in_flight,
-            kept_waiting_max: self.http_max_connections / 2,
             rate: self.rate_limit.map(|per_second| RateLimit { per_second, burst: self.rate_limit_burst }),
         }
     }

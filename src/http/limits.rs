@@ -2,14 +2,11 @@
 //!
 //! A server that takes on more than it can do does ever less of it. Beyond the number it can have in hand, requests are
 //! refused at once with a 503 that says when to come again. Whoever comes again sooner, and there is still no place, is
-//! kept waiting until then: so a connection is refused once a second at most, and a flood costs next to nothing. Nor is
-//! there anything to be won by a new connection for each request, for it is the address that was asked to wait. (All
-//! clients behind one proxy have its address. Those for whom there is no place either hear so up to a second later;
-//! nobody is refused for it.) But a new connection that is kept waiting takes up room, so at most half of all
-//! connections are; beyond that they are refused at once.
-//!
-//! A body is read before its request takes a place, so whoever sends one slowly keeps nobody out; whoever waits for an
-//! outcome gives the place back. Probes are always answered.
+//! kept waiting until then: so a connection is refused once a second at most, and a flood costs next to nothing. That
+//! holds for a connection, not for an address: clients of one address that wait while places are free cost more goodput
+//! than refusing them does, and those behind one proxy have one address. A body is read before its request takes a
+//! place, so whoever sends one slowly keeps nobody out; whoever waits for an outcome gives the place back. Probes are
+//! always answered.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -47,7 +44,6 @@ const CALLERS_MAX: usize = 10_000;
 pub struct Limiter {
     rate: Option<Arc<Rate>>,
     places: Arc<Semaphore>,
-    refused: Arc<Refused>,
     body_bytes_max: usize,
     body_timeout: Duration,
 }
@@ -57,7 +53,6 @@ impl Limiter {
         Self {
             rate: limits.rate.map(|rate| Arc::new(Rate::new(rate))),
             places: Arc::new(Semaphore::new(limits.in_flight_max)),
-            refused: Arc::new(Refused { until: Mutex::default(), waiting: Semaphore::new(limits.kept_waiting_max) }),
             body_bytes_max: limits.buffer_bytes_max,
             body_timeout: limits.body_timeout,
         }
@@ -80,43 +75,17 @@ impl Place {
 pub struct Advice(Arc<Mutex<Option<Instant>>>);
 
 impl Advice {
+    /// Waits until then, if there was one, and gives the advice anew.
+    async fn enforce(&self) {
+        let given = self.lock().take();
+        if let Some(moment) = given {
+            tokio::time::sleep_until(moment).await;
+        }
+        *self.lock() = Some(Instant::now() + Duration::from_secs(COME_AGAIN_SECONDS.into()));
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, Option<Instant>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The same for addresses, since one may come by a new connection each time.
-struct Refused {
-    until: Mutex<HashMap<IpAddr, Instant>>,
-    /// Places for new connections that are kept waiting.
-    waiting: Semaphore,
-}
-
-impl Refused {
-    /// Waits until the moment that was advised before, if there was one, and gives the advice anew.
-    async fn enforce_advice(&self, origin: &Origin) {
-        let given = origin.advice.lock().take();
-        match given {
-            Some(moment) => tokio::time::sleep_until(moment).await,
-            None => {
-                let of_address = self.lock().get(&origin.address).copied();
-                if let (Some(moment), Ok(_place)) = (of_address, self.waiting.try_acquire()) {
-                    tokio::time::sleep_until(moment).await;
-                }
-            }
-        }
-        let now = Instant::now();
-        let moment = now + Duration::from_secs(COME_AGAIN_SECONDS.into());
-        *origin.advice.lock() = Some(moment);
-        let mut all = self.lock();
-        if all.len() >= CALLERS_MAX {
-            all.retain(|_, until| *until > now);
-        }
-        all.insert(origin.address, moment);
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<IpAddr, Instant>> {
-        self.until.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -142,7 +111,7 @@ pub async fn limit(State(limiter): State<Limiter>, request: Request, next: Next)
     let Ok(permit) = limiter.places.clone().try_acquire_owned() else {
         let origin = Origin::of(&request);
         drop(request);
-        return limiter.refuse(&origin).await;
+        return origin.refuse().await;
     };
     let place = Place(Arc::new(Mutex::new(Some(permit))));
     request.extensions_mut().insert(place.clone());
@@ -161,16 +130,16 @@ impl Origin {
     pub fn of(request: &Request) -> Self {
         Self { address: address(request), advice: request.extensions().get::<Advice>().cloned().unwrap_or_default() }
     }
-}
 
-impl Limiter {
     /// The answer where there is no place.
-    async fn refuse(&self, origin: &Origin) -> Response {
-        self.refused.enforce_advice(origin).await;
+    async fn refuse(&self) -> Response {
+        self.advice.enforce().await;
         let detail = "the server has as many requests in hand as it can do; nothing was done";
         Problem::new(503, OVERLOADED, detail).retry_after(COME_AGAIN_SECONDS).into_response()
     }
+}
 
+impl Limiter {
     /// For a request that is refused anyway: the answer to give instead if its address sends more of them than it may.
     pub fn refuse_stranger(&self, origin: &Origin) -> Option<Response> {
         let rate = self.rate.as_ref()?;
@@ -187,7 +156,7 @@ impl Limiter {
         }
         match self.places.clone().try_acquire_owned() {
             Ok(place) => Ok(place),
-            Err(_) => Err(self.refuse(origin).await),
+            Err(_) => Err(origin.refuse().await),
         }
     }
 

@@ -48,8 +48,6 @@ pub struct Limits {
     pub request_timeout: Duration,
     /// Requests in hand at once.
     pub in_flight_max: usize,
-    /// New connections from an address that was refused of late that are kept waiting at once.
-    pub kept_waiting_max: usize,
     pub rate: Option<RateLimit>,
 }
 

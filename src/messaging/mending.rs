@@ -7,6 +7,7 @@
 //! consumer's business.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use uuid::Uuid;
 
@@ -16,6 +17,9 @@ use super::{Kernel, Patience};
 use crate::clock::Timestamp;
 use crate::db::Tx;
 
+/// How far the clocks of instances may be apart: an event written by one that is ahead may have gone out before the queue
+/// was there.
+const CLOCKS_APART: Duration = Duration::from_secs(1);
 /// Rows looked for and written in one transaction.
 const BATCH: i64 = 500;
 
@@ -24,9 +28,10 @@ pub async fn run(kernel: Kernel, topology: Arc<Topology>) {
     loop {
         let made = kernel.transport.next_made().await;
         let Some(binding) = topology.queues.iter().find(|binding| binding.queue == made) else { continue };
+        let until = kernel.db.clock().now().plus(CLOCKS_APART);
         let mut patience = Patience::default();
         loop {
-            match mend(&kernel, binding).await {
+            match mend(&kernel, binding, until).await {
                 Ok(0) => break,
                 Ok(sent) => {
                     tracing::warn!(
@@ -46,11 +51,12 @@ pub async fn run(kernel: Kernel, topology: Arc<Topology>) {
     }
 }
 
-/// Sends a consumer what it never met, and what it has met and waits for; returns how many events that is.
-pub async fn mend(kernel: &Kernel, binding: &Binding) -> sqlx::Result<usize> {
+/// Sends a consumer what it never met of what was written before `until`, when its queue was there again, and what it has
+/// met and waits for; returns how many events that is.
+pub async fn mend(kernel: &Kernel, binding: &Binding, until: Timestamp) -> sqlx::Result<usize> {
     let mut sent = resend_unfinished(kernel, binding).await?;
     for key in binding.keys {
-        sent += resend_unmet(kernel, binding, key).await?;
+        sent += resend_unmet(kernel, binding, key, until).await?;
     }
     Ok(sent)
 }
@@ -68,12 +74,13 @@ async fn resend_unfinished(kernel: &Kernel, binding: &Binding) -> sqlx::Result<u
     }
 }
 
-async fn resend_unmet(kernel: &Kernel, binding: &Binding, key: &str) -> sqlx::Result<usize> {
+async fn resend_unmet(kernel: &Kernel, binding: &Binding, key: &str, until: Timestamp) -> sqlx::Result<usize> {
     let (mut sent, mut after) = (0, Uuid::nil());
     loop {
         let mut tx = kernel.db.begin().await?;
         let Some(since) = bound_since(&mut tx, &binding.queue, key).await? else { return Ok(sent) };
-        let unmet = outbox::list_unmet(&mut tx, binding.consumer, &binding.queue, key, since, after, BATCH).await?;
+        let time = since..until;
+        let unmet = outbox::list_unmet(&mut tx, binding.consumer, &binding.queue, key, time, after, BATCH).await?;
         let (found_in, entries): (Vec<Uuid>, Vec<outbox::Entry>) = unmet.into_iter().unzip();
         let Some(last) = found_in.last() else { return Ok(sent) };
         outbox::append_many(&mut tx, &entries).await?;

@@ -10,7 +10,7 @@ use stockade::access::Secret;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::{App, DEADLINE, Engine, Server, TestDb, eventually, order, problem};
+use crate::support::{Api, App, DEADLINE, Engine, Server, TestDb, eventually, order, problem};
 
 async fn start(flags: &[&str]) -> (App, TestDb) {
     let db = TestDb::new(Engine::Sqlite).await;
@@ -27,6 +27,12 @@ async fn rest(stream: &mut TcpStream) -> String {
     let read = tokio::time::timeout(DEADLINE, stream.read_to_end(&mut text)).await.expect("it is closed in time");
     read.map(|_| ()).unwrap_or_default();
     String::from_utf8_lossy(&text).into_owned()
+}
+
+/// Places an order, whatever comes of it but that there was no place for it just then.
+async fn place(api: &Api) {
+    let body = order("alice", &[("WIDGET-A", 1)]);
+    while api.post("/v1/orders", &body).send().await.unwrap().text().await.unwrap().contains("overloaded") {}
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -126,7 +132,7 @@ async fn whoever_was_refused_and_comes_again_too_soon_is_kept_waiting() {
     // The one place is taken by an order that waits for the lock on the database.
     let mut raw = SqliteConnection::connect(&db.url).await.unwrap();
     raw.execute("BEGIN IMMEDIATE").await.unwrap();
-    let placing = app.post("/v1/orders", &order("alice", &[("WIDGET-A", 1)])).send();
+    let placing = place(&app);
     let asking = async {
         eventually("the place to be taken", async || {
             let response = app.get("/v1/stock").send().await.unwrap();
@@ -145,16 +151,9 @@ async fn whoever_was_refused_and_comes_again_too_soon_is_kept_waiting() {
         assert_eq!((ask("/v1/stock").await, ask("/livez").await), ("503".to_owned(), "200".to_owned()));
         assert_eq!(ask("/v1/stock").await, "503");
         assert!(began.elapsed() >= Duration::from_secs(1), "after {:?}", began.elapsed());
-        // Nor is there anything to be won by a new connection.
-        let began = Instant::now();
-        let mut fresh = connect(&app).await;
-        fresh.write_all(b"GET /v1/stock HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await.unwrap();
-        assert!(rest(&mut fresh).await.starts_with("HTTP/1.1 503"));
-        assert!(began.elapsed() >= Duration::from_millis(800), "after {:?}", began.elapsed());
         raw.execute("ROLLBACK").await.unwrap();
     };
-    let (placed, ()) = tokio::join!(placing, asking);
-    placed.unwrap();
+    tokio::join!(placing, asking);
     app.stop().await;
 }
 
@@ -238,7 +237,7 @@ async fn to_look_for_a_session_takes_a_place() {
     // The one place is taken by an order that waits for the lock on the database.
     let mut raw = SqliteConnection::connect(&db.url).await.unwrap();
     raw.execute("BEGIN IMMEDIATE").await.unwrap();
-    let placing = holder.post("/v1/orders", &order("alice", &[("WIDGET-A", 1)])).send();
+    let placing = place(&holder);
     let asking = async {
         eventually("the place to be taken", async || {
             let response = holder.get("/v1/stock").send().await.unwrap();
@@ -256,8 +255,7 @@ async fn to_look_for_a_session_takes_a_place() {
         }
         raw.execute("ROLLBACK").await.unwrap();
     };
-    let (placed, ()) = tokio::join!(placing, asking);
-    placed.unwrap();
+    tokio::join!(placing, asking);
     app.stop().await;
 }
 

@@ -8,6 +8,7 @@ mod pg;
 mod sqlite;
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -298,14 +299,14 @@ fn pass_to_consumers(tx: &mut Tx, entries: &[Entry], queued: Vec<Queued>, pledge
 /// What a row sends, with the row it was found in first, and the attempts that a retry of it tells of last.
 type Resent = (Uuid, Uuid, String, Option<String>, String, String, String, Vec<u8>, String, Option<Uuid>, Option<i32>);
 
-/// Events of type `key` from `since` on that are out, or being sent just now, and that `consumer` has never met, as rows
+/// Events of type `key` of that time that are out, or being sent just now, and that `consumer` has never met, as rows
 /// that send them to its queue once more: up to `limit` of those above `after`, with the id of each row they were found in.
 pub async fn list_unmet(
     tx: &mut Tx,
     consumer: &str,
     queue: &str,
     key: &str,
-    since: Timestamp,
+    time: Range<Timestamp>,
     after: Uuid,
     limit: i64,
 ) -> sqlx::Result<Vec<(Uuid, Entry)>> {
@@ -316,20 +317,39 @@ pub async fn list_unmet(
                  o.correlation_id, o.causation_id, CAST(NULL AS integer)
              FROM messaging_outbox o
              WHERE (o.status = 'published' OR o.claimed_by IS NOT NULL) AND o.kind = 'event' AND o.aggregate_type = $1 AND o.event_type = $2
-                 AND o.created_at >= $3 AND o.id > $4
+                 AND o.created_at >= $3 AND o.created_at < $7 AND o.id > $4
                  AND NOT EXISTS (SELECT 1 FROM messaging_inbox i WHERE i.consumer = $5 AND i.event_id = o.event_id)
              ORDER BY o.id LIMIT $6",
         )
         .bind(aggregate_type)
         .bind(event_type)
-        .bind(since)
+        .bind(time.start)
         .bind(after)
         .bind(consumer)
         .bind(limit)
+        .bind(time.end)
         .fetch_all(c)
         .await
     })?;
     Ok(rows.into_iter().map(|row| (row.0, Entry::resent(row, queue))).collect())
+}
+
+/// The newest row that went to a queue, found by one of its indexes, unless another is still to go. `<> 'processed'`: SQLite
+/// wants the words of the partial index.
+macro_rules! unfinished {
+    ($join:literal) => {
+        concat!(
+            "SELECT o.id, o.event_id, o.group_id, o.subsidiary_id, o.aggregate_type, o.aggregate_id, o.event_type, o.body,
+                 o.correlation_id, o.causation_id, i.attempts
+             FROM messaging_inbox i JOIN messaging_outbox o ON ",
+            $join,
+            " WHERE i.consumer = $1 AND i.state <> 'processed' AND i.state IN ('retrying', 'processing')
+                 AND i.event_id > $3 AND (o.status = 'published' OR o.claimed_by IS NOT NULL)
+                 AND NOT EXISTS (SELECT 1 FROM messaging_outbox n
+                     WHERE n.event_id = i.event_id AND n.kind <> 'event' AND n.target = $2
+                         AND (n.id > o.id OR (n.status <> 'published' AND n.claimed_by IS NULL)))"
+        )
+    };
 }
 
 /// Events that `consumer` has met and not finished, and whose next delivery is out already, or being sent just now, as rows
@@ -341,22 +361,10 @@ pub async fn list_unfinished(
     after: Uuid,
     limit: i64,
 ) -> sqlx::Result<Vec<Entry>> {
-    // The newest row that went to this queue, unless another is still to go. `<> 'processed'`: SQLite wants the words of the
-    // partial index.
     let rows: Vec<Resent> = crate::on!(tx, c => {
         sqlx::query_as(
-            "SELECT o.id, o.event_id, o.group_id, o.subsidiary_id, o.aggregate_type, o.aggregate_id, o.event_type, o.body,
-                 o.correlation_id, o.causation_id, i.attempts
-             FROM messaging_inbox i
-             JOIN messaging_outbox o ON (o.id = i.event_id AND o.kind = 'event')
-                 OR (o.event_id = i.event_id AND o.kind <> 'event' AND o.target = $2)
-             WHERE i.consumer = $1 AND i.state <> 'processed' AND i.state IN ('retrying', 'processing')
-                 AND i.event_id > $3
-                 AND (o.status = 'published' OR o.claimed_by IS NOT NULL)
-                 AND NOT EXISTS (SELECT 1 FROM messaging_outbox n
-                     WHERE n.event_id = i.event_id AND n.kind <> 'event' AND n.target = $2
-                         AND (n.id > o.id OR (n.status <> 'published' AND n.claimed_by IS NULL)))
-             ORDER BY i.event_id LIMIT $4",
+            concat!(unfinished!("o.id = i.event_id AND o.kind = 'event'"), " UNION ALL ",
+                unfinished!("o.event_id = i.event_id AND o.kind <> 'event' AND o.target = $2"), " ORDER BY 2 LIMIT $4"),
         )
         .bind(consumer)
         .bind(queue)

@@ -21,6 +21,8 @@ use crate::operations::Operations;
 
 /// How long what was written may take until all of it is settled, at least.
 const SETTLED_MIN: Duration = Duration::from_secs(15 * 60);
+/// How long after its start a process first looks, if it is to look that often.
+const FIRST_AFTER: Duration = Duration::from_secs(10);
 /// How many times as long as it took an audit rests at least.
 const RESTS: u32 = 20;
 
@@ -135,6 +137,8 @@ impl Round {
 pub async fn watch(operations: Operations, every: Duration, events: u32) {
     let clock = operations.kernel.db.clock().clone();
     let settled = |at: Timestamp| at.minus(operations.settles_within());
+    // Not among the first things a process does, which has enough to do then.
+    tokio::time::sleep(every.min(FIRST_AFTER)).await;
     let mut round = Round::beginning(settled(clock.now()), clock.now());
     loop {
         let looked = Instant::now();
