@@ -179,6 +179,7 @@ impl Bench {
         };
         if let Some(server) = &server {
             fill::publish_yesterday(&server.kernel.db, self.published).await?;
+            fill::tidy_up(&database_url, self.published).await?;
         }
         let db = Db::open_read_only(&Options::new(&database_url), Clock::System).await?;
         let held = if self.hold_snapshot { Some(fill::hold_snapshot(&db).await?) } else { None };
@@ -230,6 +231,8 @@ impl Bench {
 
     async fn round(&self, target: &Target, db: &Db, own_server: bool, round: usize) -> anyhow::Result<Report> {
         let run = mint_id();
+        // Ids that the server mints within the same millisecond may be lower than ours.
+        tokio::time::sleep(Duration::from_millis(2)).await;
         let workload = Workload::new(run, self.orders, self.concurrency, self.rate, self.duration).mixed(self.mix);
         workload.stock_up(target).await.context("cannot stock the shelves for the run")?;
         let bar = self.progress_bar(round);
