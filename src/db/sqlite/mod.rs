@@ -156,3 +156,81 @@ impl SqliteConnection {
         .map_err(to_sqlx)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(5);
+
+    async fn open_both(folder: &tempfile::TempDir) -> (Writer, Readers) {
+        let opening = Opening { path: folder.path().join("test.db"), pages_max: 0, busy_timeout: PATIENCE };
+        let writer = Writer::open(opening.clone(), PATIENCE).unwrap();
+        let mut tx = writer.begin(Durability::Full).await.unwrap();
+        query("CREATE TABLE rows (id INTEGER PRIMARY KEY, name TEXT) STRICT").execute(&mut tx).await.unwrap();
+        tx.commit().unwrap();
+        (writer, Readers::open(opening, PATIENCE).await.unwrap())
+    }
+
+    async fn count(readers: &Readers) -> i64 {
+        query_scalar("SELECT count(*) FROM rows").fetch_one(&mut readers.begin().await.unwrap()).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn values_go_by_their_number_wherever_they_stand() {
+        let folder = tempfile::tempdir().unwrap();
+        let (_writer, readers) = open_both(&folder).await;
+        let mut tx = readers.begin().await.unwrap();
+        let row: (String, i64, String) =
+            query_as("SELECT $2, $1, $2").bind(7_i64).bind("seven").fetch_one(&mut tx).await.unwrap();
+        assert_eq!(row, ("seven".to_owned(), 7, "seven".to_owned()));
+        let missing = query("SELECT $1, $2").bind(1_i64).execute(&mut tx).await;
+        assert!(missing.is_err(), "a value that was not bound is no NULL");
+    }
+
+    #[tokio::test]
+    async fn a_transaction_that_is_dropped_has_done_nothing_and_the_next_one_begins() {
+        let folder = tempfile::tempdir().unwrap();
+        let (writer, readers) = open_both(&folder).await;
+        for is_committed in [false, true] {
+            let mut tx = writer.begin(Durability::Relaxed).await.unwrap();
+            let changed = tx.execute_each("INSERT INTO rows (id, name) VALUES (?1, ?2)", [(1, "a"), (2, "b")]).unwrap();
+            assert_eq!(changed, [1, 1]);
+            if is_committed {
+                tx.commit().unwrap();
+            }
+        }
+        assert_eq!(count(&readers).await, 2, "of the one that was committed, and once");
+        let mut tx = writer.begin(Durability::Full).await.unwrap();
+        let refused = tx.execute_each("INSERT INTO rows (id, name) VALUES (?1, ?2)", [(1, "c")]).unwrap_err();
+        assert!(refused.as_database_error().unwrap().is_unique_violation(), "{refused}");
+    }
+
+    #[tokio::test]
+    async fn a_transaction_for_reading_cannot_write() {
+        let folder = tempfile::tempdir().unwrap();
+        let (_writer, readers) = open_both(&folder).await;
+        let mut tx = readers.begin().await.unwrap();
+        assert!(query("INSERT INTO rows (id) VALUES (1)").execute(&mut tx).await.is_err());
+        assert!(tx.execute_each("INSERT INTO rows (id) VALUES (?1)", [(1,)]).is_err());
+    }
+
+    #[tokio::test]
+    async fn a_reader_whose_statement_was_abandoned_is_not_lent_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let (_writer, readers) = open_both(&folder).await;
+        for _ in 0..10 {
+            let mut tx = readers.begin().await.unwrap();
+            let slow =
+                "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 20000) SELECT count(*) FROM n";
+            let abandoned = pin!(query_scalar::<_, i64>(slow).fetch_one(&mut tx)).now_or_never();
+            assert!(abandoned.is_none(), "it is under way elsewhere");
+            drop(tx);
+            assert_eq!(count(&readers).await, 0);
+        }
+    }
+}
