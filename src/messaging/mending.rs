@@ -20,6 +20,8 @@ use crate::db::Tx;
 /// How far the clocks of instances may be apart: an event written by one that is ahead may have gone out before the queue
 /// was there.
 const CLOCKS_APART: Duration = Duration::from_secs(1);
+/// A queue bound so recently was made for the first time: nobody has sent anything to it before.
+const NEW_FOR: Duration = Duration::from_secs(5);
 /// Rows looked for and written in one transaction.
 const BATCH: i64 = 500;
 
@@ -28,10 +30,10 @@ pub async fn run(kernel: Kernel, topology: Arc<Topology>) {
     loop {
         let made = kernel.transport.next_made().await;
         let Some(binding) = topology.queues.iter().find(|binding| binding.queue == made) else { continue };
-        let until = kernel.db.clock().now().plus(CLOCKS_APART);
+        let made_at = kernel.db.clock().now();
         let mut patience = Patience::default();
         loop {
-            match mend(&kernel, binding, until).await {
+            match mend(&kernel, binding, made_at).await {
                 Ok(0) => break,
                 Ok(sent) => {
                     tracing::warn!(
@@ -51,12 +53,12 @@ pub async fn run(kernel: Kernel, topology: Arc<Topology>) {
     }
 }
 
-/// Sends a consumer what it never met of what was written before `until`, when its queue was there again, and what it has
-/// met and waits for; returns how many events that is.
-pub async fn mend(kernel: &Kernel, binding: &Binding, until: Timestamp) -> sqlx::Result<usize> {
+/// Sends a consumer what it never met of what was written before its queue was made, and what it has met and waits for;
+/// returns how many events that is.
+pub async fn mend(kernel: &Kernel, binding: &Binding, made_at: Timestamp) -> sqlx::Result<usize> {
     let mut sent = resend_unfinished(kernel, binding).await?;
     for key in binding.keys {
-        sent += resend_unmet(kernel, binding, key, until).await?;
+        sent += resend_unmet(kernel, binding, key, made_at).await?;
     }
     Ok(sent)
 }
@@ -74,12 +76,13 @@ async fn resend_unfinished(kernel: &Kernel, binding: &Binding) -> sqlx::Result<u
     }
 }
 
-async fn resend_unmet(kernel: &Kernel, binding: &Binding, key: &str, until: Timestamp) -> sqlx::Result<usize> {
+async fn resend_unmet(kernel: &Kernel, binding: &Binding, key: &str, made_at: Timestamp) -> sqlx::Result<usize> {
     let (mut sent, mut after) = (0, Uuid::nil());
     loop {
         let mut tx = kernel.db.begin().await?;
         let Some(since) = bound_since(&mut tx, &binding.queue, key).await? else { return Ok(sent) };
-        let time = since..until;
+        let is_new = made_at.since(since) < NEW_FOR;
+        let time = since..if is_new { made_at } else { made_at.plus(CLOCKS_APART) };
         let unmet = outbox::list_unmet(&mut tx, binding.consumer, &binding.queue, key, time, after, BATCH).await?;
         let (found_in, entries): (Vec<Uuid>, Vec<outbox::Entry>) = unmet.into_iter().unzip();
         let Some(last) = found_in.last() else { return Ok(sent) };

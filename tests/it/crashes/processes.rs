@@ -8,6 +8,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::Instant;
 
 use super::{QUICK, Shop, assert_sound, place};
@@ -121,13 +122,18 @@ async fn a_stop_answers_those_who_wait_for_an_outcome(db: TestDb) {
 async fn a_second_signal_ends_the_process_at_once(db: TestDb) {
     let mut server = Server::start(&db, &[]);
     // A request whose body never comes keeps an orderly stop waiting.
-    let mut stuck = tokio::net::TcpStream::connect(server.url.trim_start_matches("http://")).await.unwrap();
-    let head =
-        "POST /v1/orders HTTP/1.1\r\nhost: stockade\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{";
-    tokio::io::AsyncWriteExt::write_all(&mut stuck, head.as_bytes()).await.unwrap();
+    let address = server.url.trim_start_matches("http://");
+    let mut stuck = tokio::net::TcpStream::connect(address).await.unwrap();
+    let head = format!(
+        "POST /v1/orders HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\
+         expect: 100-continue\r\n\r\n"
+    );
+    stuck.write_all(head.as_bytes()).await.unwrap();
+    let mut asked = [0; 12];
+    stuck.read_exact(&mut asked).await.unwrap();
+    assert_eq!(&asked, b"HTTP/1.1 100", "the server waits for the body");
     let knock = reqwest::Client::builder().pool_max_idle_per_host(0).build().unwrap();
     let livez = format!("{}/livez", server.url);
-    knock.get(&livez).send().await.unwrap();
     server.signal("INT");
     eventually("closed doors", || async { knock.get(&livez).send().await.is_err().then_some(()) }).await;
     server.signal("INT");
