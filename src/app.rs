@@ -378,7 +378,7 @@ fn topology(members: &[Member], settings: &Settings) -> Topology {
 fn api_router(kernel: &Kernel, api: OrdersApi, operations: Operations, demo: bool) -> Router {
     let db = &kernel.db;
     let router: Router = OpenApiRouter::new()
-        .merge(orders::http::routes().with_state(api))
+        .merge(orders::http::routes().with_state(Arc::new(api)))
         .merge(inventory::http::routes().with_state(db.clone()))
         .merge(notifications::http::routes().with_state(db.clone()))
         .merge(ledger::http::routes().with_state(db.clone()))

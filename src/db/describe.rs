@@ -16,7 +16,7 @@ pub struct About {
 impl Db {
     pub async fn describe(&self) -> sqlx::Result<About> {
         let mut tx = self.read().await?;
-        let asked_at = self.clock.now();
+        let asked_at = self.0.clock.now();
         let (version, settings, its_time) = match tx.conn() {
             Conn::Postgres(c) => {
                 const WANTED: [(&str, Option<&str>); 4] = [
@@ -47,7 +47,7 @@ impl Db {
                 let settings = vec![
                     ("journal_mode", journal, Some("wal")),
                     // No property of the file: each transaction of a server says it anew.
-                    ("synchronous", "full; normal for bookkeeping that can be done again".to_owned(), None),
+                    ("synchronous", "full, by a thread of the server; not waited for by bookkeeping".to_owned(), None),
                     ("size", format!("{pages} pages of {size} bytes"), None),
                 ];
                 // The file's clock is this machine's.

@@ -34,7 +34,7 @@ pub use filter::{Filter, Value};
 pub use hatches::{Claimed, Hatch, Hatches, Parcel, Pledge};
 pub use open::Options;
 pub use scratch::ScratchSchema;
-use sqlite::{Durability, Lent, Readers, SqliteConnection, Writer, Writing};
+use sqlite::{Durability, Lent, Readers, SqliteConnection, Turn, Writer, Writing};
 pub use trouble::Trouble;
 pub use wakes::{Bell, Wakes};
 
@@ -44,18 +44,19 @@ use crate::metrics::Metrics;
 /// `IF NOT EXISTS` does not keep two Postgres sessions from creating one table at once; this lock does.
 const SCHEMA_LOCK: i64 = 0x5354_4f43_4b41_4445;
 
-/// An open database. Clones share its pools.
+/// An open database. Clones share it: every request has several.
 #[derive(Clone)]
-pub struct Db {
+pub struct Db(Arc<Inner>);
+
+struct Inner {
     engine: Engine,
     wakes: Wakes,
     hatches: Hatches,
     clock: Clock,
-    hands_on: Arc<AtomicBool>,
+    hands_on: AtomicBool,
     metrics: Arc<Metrics>,
 }
 
-#[derive(Clone)]
 enum Engine {
     Postgres(PgPool),
     Sqlite {
@@ -63,7 +64,7 @@ enum Engine {
         writer: Option<Writer>,
         readers: Readers,
         /// Held for as long as the database is open; `None` when opened for reading only.
-        _lock: Option<Arc<File>>,
+        _lock: Option<File>,
     },
 }
 
@@ -116,7 +117,7 @@ impl Db {
     pub async fn open(options: &Options, clock: Clock) -> anyhow::Result<Self> {
         let engine = open::to_serve(options).await?;
         let db = Self::over(engine, clock);
-        migrate::run(&db.engine).await.context("cannot migrate the database")?;
+        migrate::run(&db.0.engine).await.context("cannot migrate the database")?;
         Ok(db)
     }
 
@@ -140,22 +141,37 @@ impl Db {
     }
 
     fn over(engine: Engine, clock: Clock) -> Self {
-        Self {
+        Self(Arc::new(Inner {
             engine,
             wakes: Wakes::default(),
             hatches: Hatches::default(),
             clock,
-            hands_on: Arc::default(),
+            hands_on: AtomicBool::default(),
             metrics: Arc::default(),
-        }
+        }))
     }
 
-    /// Begins a transaction that is on disk when its commit returns.
+    /// Begins a transaction that is on disk when its commit returns, and sees only what is.
     pub async fn begin(&self) -> sqlx::Result<Tx> {
+        self.begin_durable(Turn::InLine, Durability::Full).await
+    }
+
+    /// Begins a transaction that is on disk when its commit returns, and with it all that it builds on: on SQLite that
+    /// may be so new that it is on its way there still. Only for whoever tells nobody what was seen before the commit.
+    pub async fn begin_chained(&self) -> sqlx::Result<Tx> {
+        self.begin_durable(Turn::InLine, Durability::Chained).await
+    }
+
+    /// As [`Self::begin_chained`], ahead of loops that wait for SQLite's writer: for whoever keeps people waiting.
+    pub async fn begin_ahead(&self) -> sqlx::Result<Tx> {
+        self.begin_durable(Turn::Ahead, Durability::Chained).await
+    }
+
+    async fn begin_durable(&self, turn: Turn, durability: Durability) -> sqlx::Result<Tx> {
         let asked = Instant::now();
-        let conn = match &self.engine {
+        let conn = match &self.0.engine {
             Engine::Postgres(pool) => Conn::Postgres(pool.begin().await?),
-            Engine::Sqlite { writer, .. } => write(writer, Durability::Full).await?,
+            Engine::Sqlite { writer, .. } => write(writer, turn, durability).await?,
         };
         Ok(self.tx(conn, asked))
     }
@@ -165,65 +181,78 @@ impl Db {
     /// and the next durable commit makes all before it durable, so a later effect never outlives an earlier claim.
     pub async fn begin_relaxed(&self) -> sqlx::Result<Tx> {
         let asked = Instant::now();
-        let conn = match &self.engine {
+        let conn = match &self.0.engine {
             Engine::Postgres(pool) => {
                 Conn::Postgres(pool.begin_with("BEGIN; SET LOCAL synchronous_commit TO off").await?)
             }
-            Engine::Sqlite { writer, .. } => write(writer, Durability::Relaxed).await?,
+            Engine::Sqlite { writer, .. } => write(writer, Turn::InLine, Durability::Relaxed).await?,
         };
         Ok(self.tx(conn, asked))
     }
 
-    /// Begins a transaction for reading: one consistent view, never in a writer's way.
+    /// Begins a transaction for reading: one consistent view of what is on disk, never in a writer's way.
     pub async fn read(&self) -> sqlx::Result<Tx> {
         let asked = Instant::now();
-        let conn = match &self.engine {
+        let conn = match &self.0.engine {
             Engine::Postgres(pool) => {
                 Conn::Postgres(pool.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?)
             }
-            Engine::Sqlite { readers, .. } => Conn::Sqlite(SqliteTx::Reading(readers.begin().await?)),
+            Engine::Sqlite { readers, .. } => {
+                let reading = readers.begin().await?;
+                self.until_on_disk().await?;
+                Conn::Sqlite(SqliteTx::Reading(reading))
+            }
         };
         Ok(self.tx(conn, asked))
     }
 
+    /// Returns once everything is on disk that a relaxed or chained transaction may have seen: before anybody outside is
+    /// told of it. On Postgres nothing is to be seen sooner.
+    pub async fn until_on_disk(&self) -> sqlx::Result<()> {
+        match &self.0.engine {
+            Engine::Sqlite { writer: Some(writer), .. } => writer.until_on_disk().await,
+            Engine::Sqlite { writer: None, .. } | Engine::Postgres(_) => Ok(()),
+        }
+    }
+
     fn tx(&self, conn: Conn, asked: Instant) -> Tx {
-        self.metrics.db_pool_wait.observe(asked.elapsed().as_secs_f64());
+        self.0.metrics.db_pool_wait.observe(asked.elapsed().as_secs_f64());
         Tx {
             conn,
-            now: self.clock.now(),
-            wakes: self.wakes.clone(),
+            now: self.0.clock.now(),
+            wakes: self.0.wakes.clone(),
             rings: BTreeSet::new(),
-            hatches: self.hatches.clone(),
-            hands_on: self.hands_on.load(Ordering::Relaxed),
-            metrics: self.metrics.clone(),
+            hatches: self.0.hatches.clone(),
+            hands_on: self.0.hands_on.load(Ordering::Relaxed),
+            metrics: self.0.metrics.clone(),
             after_commit: Vec::new(),
         }
     }
 
     pub fn clock(&self) -> &Clock {
-        &self.clock
+        &self.0.clock
     }
 
     pub fn metrics(&self) -> &Arc<Metrics> {
-        &self.metrics
+        &self.0.metrics
     }
 
     pub fn wakes(&self) -> &Wakes {
-        &self.wakes
+        &self.0.wakes
     }
 
     pub fn hatches(&self) -> &Hatches {
-        &self.hatches
+        &self.0.hatches
     }
 
     /// Says whether transactions from now on hand their events on to the queues themselves; see [`Tx::hands_on`].
     pub fn set_hands_on(&self, hands_on: bool) {
-        self.hands_on.store(hands_on, Ordering::Relaxed);
+        self.0.hands_on.store(hands_on, Ordering::Relaxed);
     }
 
     /// `"sqlite"` or `"postgres"`, for people.
     pub fn engine_name(&self) -> &'static str {
-        match self.engine {
+        match &self.0.engine {
             Engine::Postgres(_) => "postgres",
             Engine::Sqlite { .. } => "sqlite",
         }
@@ -231,21 +260,21 @@ impl Db {
 
     /// Carries wake-ups between instances; returns at once where there is only one.
     pub async fn exchange_wakes(self) {
-        if let Engine::Postgres(pool) = self.engine {
-            self.wakes.exchange(pool).await;
+        if let Engine::Postgres(pool) = &self.0.engine {
+            self.0.wakes.exchange(pool).await;
         }
     }
 
     /// Copies what was written from SQLite's log into its file, beside the writer; returns at once on Postgres, which
     /// sees to that itself.
     pub async fn keep_log_short(self) {
-        if let Engine::Sqlite { writer: Some(writer), .. } = self.engine {
+        if let Engine::Sqlite { writer: Some(writer), .. } = &self.0.engine {
             writer.keep_log_short().await;
         }
     }
 
     pub async fn close(&self) {
-        match &self.engine {
+        match &self.0.engine {
             Engine::Postgres(pool) => pool.close().await,
             Engine::Sqlite { writer, readers, .. } => {
                 readers.close();
@@ -262,7 +291,7 @@ impl Tx {
     pub async fn commit(self) -> sqlx::Result<()> {
         let committed = match self.conn {
             Conn::Postgres(tx) => tx.commit().await,
-            Conn::Sqlite(SqliteTx::Writing(tx)) => tx.commit(),
+            Conn::Sqlite(SqliteTx::Writing(tx)) => tx.commit().await,
             Conn::Sqlite(SqliteTx::Reading(_)) => Ok(()),
         };
         if let Err(error) = &committed {
@@ -315,17 +344,21 @@ impl Tx {
     }
 }
 
-/// What an earlier relaxed commit wrote may be lost though it looks kept. Only recovery from disk can tell.
 fn abort_if_the_disk_failed(error: &sqlx::Error) {
     if trouble::is_failed_fsync(error) {
-        tracing::error!(%error, "the disk failed to keep what was written; stopping at once");
-        std::process::abort();
+        abort_for_the_disk(error);
     }
 }
 
-async fn write(writer: &Option<Writer>, durability: Durability) -> sqlx::Result<Conn> {
+/// What an earlier commit wrote may be lost though it looks kept. Only recovery from disk can tell.
+fn abort_for_the_disk(error: &dyn std::error::Error) -> ! {
+    tracing::error!(%error, "the disk failed to keep what was written; stopping at once");
+    std::process::abort();
+}
+
+async fn write(writer: &Option<Writer>, turn: Turn, durability: Durability) -> sqlx::Result<Conn> {
     match writer {
-        Some(writer) => Ok(Conn::Sqlite(SqliteTx::Writing(writer.begin(durability).await?))),
+        Some(writer) => Ok(Conn::Sqlite(SqliteTx::Writing(writer.begin(turn, durability).await?))),
         None => Err(sqlx::Error::Configuration("the database was opened for reading only".into())),
     }
 }

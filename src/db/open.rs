@@ -6,7 +6,6 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -113,11 +112,7 @@ async fn open_sqlite(options: &Options, path: &Path) -> anyhow::Result<Engine> {
     check_sqlite_version(rusqlite::version())?;
     let writer = Writer::open(opening(options, path), options.acquire_timeout)
         .with_context(|| format!("cannot open the database file {}", path.display()))?;
-    Ok(Engine::Sqlite {
-        writer: Some(writer),
-        readers: sqlite_readers(options, path).await?,
-        _lock: Some(Arc::new(lock)),
-    })
+    Ok(Engine::Sqlite { writer: Some(writer), readers: sqlite_readers(options, path).await?, _lock: Some(lock) })
 }
 
 async fn sqlite_readers(options: &Options, path: &Path) -> anyhow::Result<Readers> {

@@ -83,12 +83,12 @@ impl Wakes {
     }
 
     /// Carries bells between instances over Postgres until cancelled. While the link is down, polling carries on.
-    pub async fn exchange(self, pool: PgPool) {
+    pub async fn exchange(&self, pool: &PgPool) {
         let me = mint_id();
         loop {
             let ended = tokio::select! {
-                ended = self.announce(&pool, me) => ended,
-                ended = self.listen(&pool, me) => ended,
+                ended = self.announce(pool, me) => ended,
+                ended = self.listen(pool, me) => ended,
             };
             if let Err(error) = ended {
                 tracing::warn!(%error, "wake-ups between instances are down; polling until they are back");

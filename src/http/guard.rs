@@ -220,7 +220,8 @@ impl Rule {
 
 /// Lets a request through to its route, or refuses it; refusals count against the address they came from, so that keys
 /// are not tried faster than requests are made.
-pub async fn guard(State((guard, limiter)): State<(Guard, Limiter)>, mut request: Request, next: Next) -> Response {
+pub async fn guard(State(gate): State<Arc<(Guard, Limiter)>>, mut request: Request, next: Next) -> Response {
+    let (guard, limiter) = &*gate;
     let rule = match guard.rule(&request) {
         Ok(rule) => rule,
         Err(refusal) => return refusal,

@@ -94,7 +94,7 @@ pub fn finish(router: Router, guard: Guard, api: OpenApi, limits: &Limits, metri
     let limiter = Limiter::new(limits);
     router
         .route_layer(middleware::from_fn_with_state(limiter.clone(), limits::limit))
-        .route_layer(middleware::from_fn_with_state((guard, limiter), guard::guard))
+        .route_layer(middleware::from_fn_with_state(Arc::new((guard, limiter)), guard::guard))
         .merge(dashboard::routes())
         .merge(swagger)
         .fallback(async || Problem::not_found("there is nothing at this path; see /docs"))

@@ -530,7 +530,7 @@ impl<R: Reaction> Consumer<R> {
 
     /// One transaction: inbox, reaction, bookkeeping, what waited for it, commit.
     async fn attempt(&self, items: &[Item<R::Fact>], waking: Waking) -> Result<Decided, Failure> {
-        let mut tx = self.kernel.db.begin().await?;
+        let mut tx = self.kernel.db.begin_chained().await?;
         let mut plan = self.plan(&mut tx, items).await?;
         if !plan.stale.is_empty() {
             self.take_over(&mut tx, items, &mut plan).await?;

@@ -210,6 +210,7 @@ impl Relay {
         let now = tx.now();
         let claimed = outbox::claim_many(&mut tx, claim, i64::from(self.kernel.tuning.outbox_batch), now).await?;
         tx.commit().await?;
+        self.kernel.db.until_on_disk().await?;
         self.publish(claim.by, &claimed, now).await
     }
 

@@ -101,7 +101,7 @@ impl Clerk {
 
     async fn commit(&mut self, mut group: Vec<Waiting>) {
         // The transaction first: whoever comes while we wait for it still gets into this group.
-        let mut begun = Some(self.db.begin().await);
+        let mut begun = Some(self.db.begin_ahead().await);
         while group.len() < GROUP_MAX
             && let Ok(waiting) = self.waiting.try_recv()
         {
@@ -111,7 +111,7 @@ impl Clerk {
         while let Some(mut group) = todo.pop() {
             let begun = match begun.take() {
                 Some(begun) => begun,
-                None => self.db.begin().await,
+                None => self.db.begin_ahead().await,
             };
             match self.handle(begun, &group).await {
                 Ok(answers) => {
@@ -149,7 +149,7 @@ impl Clerk {
                 }
                 ended => return ended,
             }
-            tx = self.db.begin().await;
+            tx = self.db.begin_ahead().await;
         }
     }
 

@@ -7,9 +7,11 @@
 //!
 //! [`query`], [`query_as`] and [`query_scalar`] are spelled as sqlx spells them, so that SQL which reads the same on both
 //! databases is written once ([`on!`](crate::on)). [`SqliteConnection::execute_each`] is the batch: one statement, run for
-//! each row.
+//! each row; [`SqliteConnection::insert_each`] inserts several rows at a time.
 
 mod error;
+mod insert;
+mod log;
 mod query;
 mod readers;
 mod writer;
@@ -22,7 +24,7 @@ pub use readers::{Lent, Readers};
 use rusqlite::{Connection, OpenFlags, Params, Row};
 /// As the code that is compiled for both databases names them.
 pub use sqlx::{Error, Result};
-pub use writer::{Durability, Writer, Writing};
+pub use writer::{Durability, Turn, Writer, Writing};
 
 pub use self::error::{SqliteError, to_sqlx};
 
@@ -56,7 +58,8 @@ impl Opening {
         let connection = open(&self.path, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE)?;
         connection.busy_timeout(self.busy_timeout)?;
         connection.pragma_update(None, "journal_mode", "wal")?;
-        connection.pragma_update(None, "synchronous", "full")?;
+        // A commit only writes; the log is brought to disk by a thread of its own, see `log`.
+        connection.pragma_update(None, "synchronous", "normal")?;
         connection.pragma_update(None, "foreign_keys", true)?;
         // Only should the task that does it beside the writer fall behind: see `Writer::keep_log_short`.
         connection.pragma_update(None, "wal_autocheckpoint", 32_000)?;
@@ -160,9 +163,12 @@ impl SqliteConnection {
 #[cfg(test)]
 mod tests {
     use std::pin::pin;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Arc, mpsc};
 
     use futures_util::FutureExt;
 
+    use super::log::Log;
     use super::*;
 
     const PATIENCE: Duration = Duration::from_secs(5);
@@ -170,9 +176,9 @@ mod tests {
     async fn open_both(folder: &tempfile::TempDir) -> (Writer, Readers) {
         let opening = Opening { path: folder.path().join("test.db"), pages_max: 0, busy_timeout: PATIENCE };
         let writer = Writer::open(opening.clone(), PATIENCE).unwrap();
-        let mut tx = writer.begin(Durability::Full).await.unwrap();
+        let mut tx = writer.begin(Turn::InLine, Durability::Full).await.unwrap();
         query("CREATE TABLE rows (id INTEGER PRIMARY KEY, name TEXT) STRICT").execute(&mut tx).await.unwrap();
-        tx.commit().unwrap();
+        tx.commit().await.unwrap();
         (writer, Readers::open(opening, PATIENCE).await.unwrap())
     }
 
@@ -197,17 +203,126 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (writer, readers) = open_both(&folder).await;
         for is_committed in [false, true] {
-            let mut tx = writer.begin(Durability::Relaxed).await.unwrap();
+            let mut tx = writer.begin(Turn::InLine, Durability::Relaxed).await.unwrap();
             let changed = tx.execute_each("INSERT INTO rows (id, name) VALUES (?1, ?2)", [(1, "a"), (2, "b")]).unwrap();
             assert_eq!(changed, [1, 1]);
             if is_committed {
-                tx.commit().unwrap();
+                tx.commit().await.unwrap();
             }
         }
         assert_eq!(count(&readers).await, 2, "of the one that was committed, and once");
-        let mut tx = writer.begin(Durability::Full).await.unwrap();
+        let mut tx = writer.begin(Turn::InLine, Durability::Full).await.unwrap();
         let refused = tx.execute_each("INSERT INTO rows (id, name) VALUES (?1, ?2)", [(1, "c")]).unwrap_err();
         assert!(refused.as_database_error().unwrap().is_unique_violation(), "{refused}");
+    }
+
+    /// A writer whose disk finishes one piece of work for each word it is given, and the words it took.
+    async fn with_slow_disk(folder: &tempfile::TempDir) -> (Writer, mpsc::Sender<()>, Arc<AtomicUsize>) {
+        drop(open_both(folder).await);
+        let opening = Opening { path: folder.path().join("test.db"), pages_max: 0, busy_timeout: PATIENCE };
+        let (word, words) = mpsc::channel::<()>();
+        let taken = Arc::new(AtomicUsize::new(0));
+        let count = taken.clone();
+        let log = Log::start(move || {
+            if words.recv().is_ok() {
+                count.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        (Writer::over(opening.to_write().unwrap(), log.unwrap(), opening, PATIENCE), word, taken)
+    }
+
+    async fn insert(writer: &Writer, id: i64) -> Writing {
+        let mut tx = writer.begin(Turn::InLine, Durability::Chained).await.unwrap();
+        tx.execute_each("INSERT INTO rows (id) VALUES (?1)", [(id,)]).unwrap();
+        tx
+    }
+
+    #[tokio::test]
+    async fn nobody_is_told_of_a_commit_before_the_disk_has_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let (writer, word, _) = with_slow_disk(&folder).await;
+        let mut commit = pin!(insert(&writer, 1).await.commit());
+        assert!(commit.as_mut().now_or_never().is_none(), "it waits for the disk");
+        let mut chained = writer.begin(Turn::InLine, Durability::Chained).await.unwrap();
+        let seen: i64 = query_scalar("SELECT count(*) FROM rows").fetch_one(&mut chained).await.unwrap();
+        assert_eq!(seen, 1, "what builds on it need not wait");
+        drop(chained);
+        let mut strict = pin!(writer.begin(Turn::InLine, Durability::Full));
+        assert!(strict.as_mut().now_or_never().is_none(), "what sees only what is on disk has to");
+        assert!(pin!(writer.until_on_disk()).now_or_never().is_none(), "and so have those who read");
+        word.send(()).unwrap();
+        commit.await.unwrap();
+        strict.await.unwrap();
+        writer.until_on_disk().await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_is_committed_while_the_disk_works_goes_there_together() {
+        let folder = tempfile::tempdir().unwrap();
+        let (writer, word, taken) = with_slow_disk(&folder).await;
+        let mut commits = Vec::new();
+        for id in 1..=5 {
+            let mut commit = Box::pin(insert(&writer, id).await.commit());
+            assert!(commit.as_mut().now_or_never().is_none());
+            commits.push(commit);
+        }
+        // The first may have begun alone or with others; whoever came after it shares the next.
+        word.send(()).unwrap();
+        word.send(()).unwrap();
+        for commit in commits {
+            commit.await.unwrap();
+        }
+        assert!(taken.load(Ordering::SeqCst) <= 2);
+    }
+
+    #[tokio::test]
+    async fn whoever_keeps_people_waiting_goes_ahead_and_the_line_in_between() {
+        let folder = tempfile::tempdir().unwrap();
+        let (writer, _readers) = open_both(&folder).await;
+        let held = writer.begin(Turn::InLine, Durability::Relaxed).await.unwrap();
+        let mut lined_up = [Turn::InLine, Turn::InLine, Turn::Ahead].map(|turn| {
+            let writer = writer.clone();
+            Box::pin(async move { writer.begin(turn, Durability::Relaxed).await.unwrap() })
+        });
+        for waiting in &mut lined_up {
+            assert!(waiting.as_mut().now_or_never().is_none(), "somebody has the writer");
+        }
+        let [mut first, mut second, ahead] = lined_up;
+        drop(held);
+        let ahead = ahead.await;
+        assert!(first.as_mut().now_or_never().is_none() && second.as_mut().now_or_never().is_none());
+        let mut again = Box::pin(writer.begin(Turn::Ahead, Durability::Relaxed));
+        assert!(again.as_mut().now_or_never().is_none());
+        drop(ahead);
+        let first = first.await;
+        assert!(again.as_mut().now_or_never().is_none(), "not twice in a row");
+        drop(first);
+        drop(again.await.unwrap());
+        drop(second.await);
+    }
+
+    #[tokio::test]
+    async fn rows_go_in_in_order_whatever_number_of_them_there_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let (writer, _readers) = open_both(&folder).await;
+        let mut tx = writer.begin(Turn::InLine, Durability::Relaxed).await.unwrap();
+        for count in [0, 1, 15, 16, 17, 50] {
+            let rows = (1..=count).map(|id| (id, format!("row {id}")));
+            let inserted: Vec<(i64, String)> =
+                tx.insert_returning("INSERT INTO rows (id, name)", rows, "RETURNING id, name").unwrap();
+            assert_eq!(inserted, (1..=count).map(|id| (id, format!("row {id}"))).collect::<Vec<_>>());
+            query("DELETE FROM rows WHERE id % 20 > 0").execute(&mut tx).await.unwrap();
+            let kept: Vec<(i64,)> = tx
+                .insert_returning(
+                    "INSERT INTO rows (id, name)",
+                    (1..=count).map(|id| (id, "new")),
+                    "ON CONFLICT DO NOTHING RETURNING id",
+                )
+                .unwrap();
+            let new: Vec<(i64,)> = (1..=count).filter(|id| id % 20 > 0).map(|id| (id,)).collect();
+            assert_eq!(kept, new, "what was there is left alone");
+            query("DELETE FROM rows").execute(&mut tx).await.unwrap();
+        }
     }
 
     #[tokio::test]

@@ -26,7 +26,7 @@ struct Inner {
     closed: AtomicBool,
 }
 
-/// A transaction that reads: one view of the database from its first statement on.
+/// A transaction that reads: one view of the database, of when it began.
 pub struct Lent {
     connection: SqliteConnection,
     readers: Readers,
@@ -58,7 +58,7 @@ impl Readers {
             Some(connection) => connection,
             None => self.inner.opening.to_read().map_err(error::to_sqlx)?,
         };
-        connection.execute_batch("BEGIN").map_err(error::to_sqlx)?;
+        connection.execute_batch("BEGIN; SELECT 1 FROM sqlite_schema LIMIT 1").map_err(error::to_sqlx)?;
         let connection = SqliteConnection::aside(connection);
         Ok(Lent { connection, readers: self.clone(), _place: place })
     }

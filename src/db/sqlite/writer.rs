@@ -1,4 +1,5 @@
-//! The one connection that writes, lent to one transaction at a time, first come first served.
+//! The one connection that writes, lent to one transaction at a time: first come first served, but that whoever keeps
+//! people waiting goes ahead of those who do not.
 
 use std::ops::{Deref, DerefMut};
 use std::path::Path;
@@ -9,6 +10,7 @@ use rusqlite::Connection;
 use tokio::sync::{Mutex, Notify, OwnedMutexGuard};
 use tokio::time::Instant;
 
+use super::log::{self, Log};
 use super::{Opening, SqliteConnection, error};
 
 #[derive(Clone)]
@@ -21,6 +23,9 @@ struct Inner {
     /// How long a transaction waits for those before it.
     patience: Duration,
     slot: Arc<Mutex<Slot>>,
+    /// Held by the one transaction of those in no hurry that may wait for the slot or have it.
+    line: Arc<Mutex<()>>,
+    log: Log,
     committed: Notify,
 }
 
@@ -33,36 +38,51 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 const AGAIN_AFTER: Duration = Duration::from_secs(5);
 
 enum Slot {
-    Open {
-        connection: SqliteConnection,
-        durability: Durability,
-    },
+    Open(SqliteConnection),
     /// A rollback has failed on it: it is opened anew.
     Broken,
     Closed,
 }
 
-/// What a commit waits for.
+/// What a transaction waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Durability {
-    /// That it is on disk.
+    /// All it sees is on disk before it begins, and what it writes when its commit returns.
     Full,
-    /// Nothing: the next full one brings it along.
+    /// What it writes is on disk when its commit returns, and with it all that it saw.
+    Chained,
+    /// Nothing: the next one that waits brings it along.
     Relaxed,
+}
+
+/// When a transaction gets its turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// After those before it.
+    InLine,
+    /// Ahead of the line, though not twice in a row: whoever stands at its head goes in between.
+    Ahead,
 }
 
 /// A writing transaction. Dropped without a commit, it has done nothing.
 pub struct Writing {
     slot: OwnedMutexGuard<Slot>,
+    _line: Option<OwnedMutexGuard<()>>,
     writer: Writer,
+    durability: Durability,
     done: bool,
 }
 
 impl Writer {
     pub fn open(opening: Opening, patience: Duration) -> sqlx::Result<Self> {
-        let connection = SqliteConnection::here(opening.to_write().map_err(error::to_sqlx)?);
-        let slot = Arc::new(Mutex::new(Slot::Open { connection, durability: Durability::Full }));
-        Ok(Self { inner: Arc::new(Inner { opening, patience, slot, committed: Notify::new() }) })
+        let connection = opening.to_write().map_err(error::to_sqlx)?;
+        let log = Log::start(log::of(&opening.path))?;
+        Ok(Self::over(connection, log, opening, patience))
+    }
+
+    pub(super) fn over(connection: Connection, log: Log, opening: Opening, patience: Duration) -> Self {
+        let slot = Arc::new(Mutex::new(Slot::Open(SqliteConnection::here(connection))));
+        Self { inner: Arc::new(Inner { opening, patience, slot, line: Arc::default(), log, committed: Notify::new() }) }
     }
 
     pub fn path(&self) -> &Path {
@@ -70,24 +90,41 @@ impl Writer {
     }
 
     /// Begins a transaction. A lock that another process holds is waited for without holding up a thread.
-    pub async fn begin(&self, wanted: Durability) -> sqlx::Result<Writing> {
-        let waited = tokio::time::timeout(self.inner.patience, self.inner.slot.clone().lock_owned()).await;
-        let mut slot = waited.map_err(|_| sqlx::Error::PoolTimedOut)?;
+    pub async fn begin(&self, turn: Turn, durability: Durability) -> sqlx::Result<Writing> {
+        let admitted = async {
+            let line = match turn {
+                Turn::InLine => Some(self.inner.line.clone().lock_owned().await),
+                Turn::Ahead => None,
+            };
+            (line, self.inner.slot.clone().lock_owned().await)
+        };
+        let waited = tokio::time::timeout(self.inner.patience, admitted).await;
+        let (line, mut slot) = waited.map_err(|_| sqlx::Error::PoolTimedOut)?;
         let deadline = Instant::now() + self.inner.opening.busy_timeout;
         loop {
             match &mut *slot {
-                Slot::Open { connection, durability } => match try_begin(connection.writing()?, durability, wanted) {
-                    Ok(()) => return Ok(Writing { slot, writer: self.clone(), done: false }),
+                Slot::Open(connection) => match try_begin(connection.writing()?) {
+                    Ok(()) => break,
                     Err(error) if is_busy(&error) && Instant::now() < deadline => tokio::time::sleep(ASK_EVERY).await,
                     Err(error) => return Err(error::to_sqlx(error)),
                 },
                 Slot::Broken => {
                     let connection = self.inner.opening.to_write().map_err(error::to_sqlx)?;
-                    *slot = Slot::Open { connection: SqliteConnection::here(connection), durability: Durability::Full };
+                    *slot = Slot::Open(SqliteConnection::here(connection));
                 }
                 Slot::Closed => return Err(sqlx::Error::PoolClosed),
             }
         }
+        let writing = Writing { slot, _line: line, writer: self.clone(), durability, done: false };
+        if durability == Durability::Full {
+            self.until_on_disk().await?;
+        }
+        Ok(writing)
+    }
+
+    /// Returns once every commit so far is on disk that somebody wants there.
+    pub async fn until_on_disk(&self) -> sqlx::Result<()> {
+        self.inner.log.until_on_disk(self.inner.log.newest()).await
     }
 
     /// Copies pages from the log into the file whenever many have gathered: most of them on a connection of its own
@@ -122,7 +159,7 @@ impl Writer {
             Ok(is_long)
         });
         if shortened.await?
-            && let Slot::Open { connection, .. } = &mut *self.inner.slot.lock().await
+            && let Slot::Open(connection) = &mut *self.inner.slot.lock().await
         {
             checkpoint(connection.writing()?).map_err(error::to_sqlx)?;
         }
@@ -135,15 +172,7 @@ impl Writer {
     }
 }
 
-fn try_begin(connection: &Connection, durability: &mut Durability, wanted: Durability) -> rusqlite::Result<()> {
-    if *durability != wanted {
-        let synchronous = match wanted {
-            Durability::Full => "PRAGMA synchronous = FULL",
-            Durability::Relaxed => "PRAGMA synchronous = NORMAL",
-        };
-        connection.execute_batch(synchronous)?;
-        *durability = wanted;
-    }
+fn try_begin(connection: &Connection) -> rusqlite::Result<()> {
     connection.prepare_cached("BEGIN IMMEDIATE")?.execute([]).map(drop)
 }
 
@@ -156,12 +185,19 @@ fn checkpoint(connection: &Connection) -> rusqlite::Result<()> {
 }
 
 impl Writing {
-    pub fn commit(mut self) -> sqlx::Result<()> {
+    pub async fn commit(mut self) -> sqlx::Result<()> {
         let committed = self.writing()?.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([]));
         committed.map_err(error::to_sqlx)?;
         self.done = true;
-        self.writer.inner.committed.notify_one();
-        Ok(())
+        let writer = self.writer.clone();
+        writer.inner.committed.notify_one();
+        if self.durability == Durability::Relaxed {
+            return Ok(());
+        }
+        let number = writer.inner.log.add();
+        // The next one begins while the disk works.
+        drop(self);
+        writer.inner.log.until_on_disk(number).await
     }
 }
 
@@ -183,7 +219,7 @@ impl Deref for Writing {
 
     fn deref(&self) -> &SqliteConnection {
         match &*self.slot {
-            Slot::Open { connection, .. } => connection,
+            Slot::Open(connection) => connection,
             Slot::Broken | Slot::Closed => unreachable!("a transaction keeps its connection until it ends"),
         }
     }
@@ -192,7 +228,7 @@ impl Deref for Writing {
 impl DerefMut for Writing {
     fn deref_mut(&mut self) -> &mut SqliteConnection {
         match &mut *self.slot {
-            Slot::Open { connection, .. } => connection,
+            Slot::Open(connection) => connection,
             Slot::Broken | Slot::Closed => unreachable!("a transaction keeps its connection until it ends"),
         }
     }

@@ -31,19 +31,19 @@ pub async fn hold(
         "UPDATE inventory_stock SET reserved = reserved + ?3, updated_at = ?4 WHERE group_id = ?1 AND sku = ?2",
         taken.iter().map(|((group_id, sku), quantity)| (group_id, sku.as_str(), quantity, now)),
     )?;
-    c.execute_each(
+    c.insert_each(
         "INSERT INTO inventory_reservations
-             (group_id, id, number, order_id, state, cause_event_id, created_at, updated_at)
-         VALUES (?1, ?2, ?3, ?4, 'held', ?5, ?6, ?6)",
-        reservations.iter().map(|r| (&r.group_id, r.id, &r.number, r.order_id, r.cause_event_id, now)),
+             (group_id, id, number, order_id, state, cause_event_id, created_at, updated_at)",
+        reservations.iter().map(|r| (&r.group_id, r.id, &r.number, r.order_id, "held", r.cause_event_id, now, now)),
+        "",
     )?;
-    c.execute_each(
-        "INSERT INTO inventory_reservation_lines (group_id, reservation_id, sku, quantity) VALUES (?1, ?2, ?3, ?4)",
+    c.insert_each(
+        "INSERT INTO inventory_reservation_lines (group_id, reservation_id, sku, quantity)",
         reservations
             .iter()
             .flat_map(|r| r.lines.iter().map(move |(sku, quantity)| (&r.group_id, r.id, sku.as_str(), quantity))),
+        "",
     )
-    .map(drop)
 }
 
 /// Nothing to do: the writer's transaction is the lock.

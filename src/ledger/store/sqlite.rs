@@ -11,20 +11,12 @@ pub async fn note_and_lock(
     orders: &[(&str, Uuid, bool)],
     now: Timestamp,
 ) -> sqlx::Result<()> {
-    let rows: Vec<_> =
-        orders.iter().map(|(group_id, order_id, placed)| (group_id, order_id.simple(), placed)).collect();
-    query(
-        // `WHERE true`: without it, ON CONFLICT would parse as a join condition
-        "INSERT INTO ledger_orders (group_id, order_id, placed_at)
-         SELECT value ->> 0, unhex(value ->> 1), CASE WHEN value ->> 2 THEN $2 END FROM jsonb_each($1) WHERE true
-         ON CONFLICT (group_id, order_id)
+    c.insert_each(
+        "INSERT INTO ledger_orders (group_id, order_id, placed_at)",
+        orders.iter().map(|(group_id, order_id, placed)| (group_id, order_id, placed.then_some(now))),
+        "ON CONFLICT (group_id, order_id)
              DO UPDATE SET placed_at = COALESCE(ledger_orders.placed_at, excluded.placed_at)",
     )
-    .bind(Json(rows))
-    .bind(now)
-    .execute(c)
-    .await
-    .map(drop)
 }
 
 pub async fn find_orders(

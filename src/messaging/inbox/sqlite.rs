@@ -17,18 +17,16 @@ pub async fn insert_new(
     taken_at: Timestamp,
     now: Timestamp,
 ) -> sqlx::Result<Vec<Uuid>> {
-    let inserted = c.execute_each(
+    let new: Vec<(Uuid,)> = c.insert_returning(
         "INSERT INTO messaging_inbox (consumer, event_id, state, attempts, started_at, finished_at, event_type,
-             aggregate_id, correlation_id, group_id, body_hash)
-         VALUES (?1, ?2, 'processed', 1, ?3, ?4, ?5, ?6, ?7, ?8, ?9) ON CONFLICT DO NOTHING",
-        arrivals.iter().map(|arrival| {
-            let event = arrival.event;
+             aggregate_id, correlation_id, group_id, body_hash)",
+        arrivals.iter().map(|Arrival { event, key, body_hash, .. }| {
             let ids = (&event.aggregate_id, &event.correlation_id, &event.group_id);
-            (consumer, event.event_id, taken_at, now, arrival.key, ids.0, ids.1, ids.2, arrival.body_hash)
+            (consumer, event.event_id, "processed", 1, taken_at, now, key, ids.0, ids.1, ids.2, body_hash)
         }),
+        "ON CONFLICT DO NOTHING RETURNING event_id",
     )?;
-    let ids = arrivals.iter().map(|arrival| arrival.event.event_id);
-    Ok(ids.zip(inserted).filter(|(_, inserted)| *inserted > 0).map(|(id, _)| id).collect())
+    Ok(new.into_iter().map(|(id,)| id).collect())
 }
 
 pub async fn put_end(c: &mut SqliteConnection, consumer: &str, ids: &[Uuid], ended_at: Timestamp) -> sqlx::Result<()> {

@@ -1,14 +1,15 @@
-//! SQLite: a statement, run for each row. No SKIP LOCKED: there is a single writer.
+//! SQLite. No SKIP LOCKED: there is a single writer.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry::Vacant;
+use std::ops::RangeInclusive;
 
-use rusqlite::{CachedStatement, params};
 use sqlx::types::Json;
 use uuid::Uuid;
 
 use super::{Backlog, Claim, Claimed, Entry, Kind, Passing, Queued, Settled, Settlement, routing_key};
 use crate::clock::Timestamp;
-use crate::db::sqlite::{SqliteConnection, query, query_as, to_sqlx};
+use crate::db::sqlite::{SqliteConnection, query, query_as};
 
 pub async fn insert_many(
     c: &mut SqliteConnection,
@@ -16,11 +17,7 @@ pub async fn insert_many(
     claim: Option<Claim>,
     now: Timestamp,
 ) -> sqlx::Result<()> {
-    let mut statement = c.writing()?.prepare_cached(INSERT).map_err(to_sqlx)?;
-    for entry in entries {
-        insert(&mut statement, entry, "pending", claim, now).map_err(to_sqlx)?;
-    }
-    Ok(())
+    insert(c, entries, "pending", claim, now)
 }
 
 pub async fn insert_handed_on(
@@ -29,85 +26,94 @@ pub async fn insert_handed_on(
     passing: &Passing<'_>,
     now: Timestamp,
 ) -> sqlx::Result<Vec<Queued>> {
-    hand_on(c.writing()?, entries, passing, now).map_err(to_sqlx)
-}
-
-fn hand_on(
-    connection: &rusqlite::Connection,
-    entries: &[Entry],
-    passing: &Passing<'_>,
-    now: Timestamp,
-) -> rusqlite::Result<Vec<Queued>> {
-    let mut bound = connection.prepare_cached("SELECT queue FROM messaging_bindings WHERE routing_key = ?1")?;
-    let mut event = connection.prepare_cached(INSERT)?;
-    let mut message = connection.prepare_cached(
-        "INSERT INTO messaging_queue (queue, outbox_ref, enqueued_at, lock_token, lease_until, deliveries)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
-    )?;
+    insert(c, entries, "published", None, now)?;
+    let seqs = numbers_of_last(c, entries.len())?;
+    let queues_of = select_bound(c, entries)?;
     let lease_until = now.plus(passing.lease);
-    let mut queues_of: HashMap<String, Vec<String>> = HashMap::new();
-    let mut queued = Vec::with_capacity(entries.len());
-    for (index, entry) in entries.iter().enumerate() {
-        insert(&mut event, entry, "published", None, now)?;
-        let seq = connection.last_insert_rowid();
-        let mut enqueue = |queue: &str, is_passed: bool| -> rusqlite::Result<()> {
+    let (mut meant_for, mut rows) = (Vec::new(), Vec::new());
+    for (index, (entry, seq)) in entries.iter().zip(seqs).enumerate() {
+        let to_target = (!entry.target.is_empty()).then_some(&entry.target);
+        let key = (entry.aggregate_type.as_str(), entry.event_type.as_str());
+        for queue in to_target.into_iter().chain(queues_of.get(&key).into_iter().flatten()) {
+            let is_passed =
+                to_target.is_none() && entry.kind == Kind::Event && passing.queues.contains(&queue.as_str());
             let (token, until) = is_passed.then_some((passing.token, lease_until)).unzip();
-            message.execute((queue, seq, now, token, until, is_passed))?;
-            let id = connection.last_insert_rowid();
-            queued.push(Queued { id, queue: queue.to_owned(), entry: index });
-            Ok(())
-        };
-        if !entry.target.is_empty() {
-            enqueue(&entry.target, false)?;
-            continue;
-        }
-        let key = routing_key(&entry.aggregate_type, &entry.event_type);
-        if !queues_of.contains_key(&key) {
-            let queues = bound.query_map([&key], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
-            queues_of.insert(key.clone(), queues);
-        }
-        for queue in &queues_of[&key] {
-            enqueue(queue, entry.kind == Kind::Event && passing.queues.contains(&queue.as_str()))?;
+            rows.push((queue, seq, now, token, until, is_passed));
+            meant_for.push((queue, index));
         }
     }
-    Ok(queued)
+    c.insert_each(
+        "INSERT INTO messaging_queue (queue, outbox_ref, enqueued_at, lock_token, lease_until, deliveries)",
+        rows,
+        "",
+    )?;
+    let ids = numbers_of_last(c, meant_for.len())?;
+    Ok(ids.zip(meant_for).map(|(id, (queue, entry))| Queued { id, queue: queue.clone(), entry }).collect())
 }
 
-const INSERT: &str = "INSERT INTO messaging_outbox (id, event_id, kind, group_id, subsidiary_id, aggregate_type,
-         aggregate_id, event_type, body, headers, status, available_at, created_at, correlation_id, causation_id, target,
-         traceparent, published_at, claimed_by)
-     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17,
-         CASE ?11 WHEN 'published' THEN ?13 END, ?18)";
+/// The numbers of the rows inserted last: one writer counts them off without a gap.
+fn numbers_of_last(c: &mut SqliteConnection, count: usize) -> sqlx::Result<RangeInclusive<i64>> {
+    let last = c.writing()?.last_insert_rowid();
+    Ok(last + 1 - i64::try_from(count).unwrap_or(i64::MAX)..=last)
+}
+
+/// The queues that the entries' types are bound to, for those that go to no queue in particular.
+fn select_bound<'e>(
+    c: &mut SqliteConnection,
+    entries: &'e [Entry],
+) -> sqlx::Result<HashMap<(&'e str, &'e str), Vec<String>>> {
+    let mut bound = HashMap::new();
+    for entry in entries.iter().filter(|entry| entry.target.is_empty()) {
+        let key = (entry.aggregate_type.as_str(), entry.event_type.as_str());
+        if let Vacant(unknown) = bound.entry(key) {
+            let queues: Vec<(String,)> = c.fetch_each(
+                "SELECT queue FROM messaging_bindings WHERE routing_key = ?1",
+                [(routing_key(key.0, key.1),)],
+            )?;
+            unknown.insert(queues.into_iter().map(|(queue,)| queue).collect());
+        }
+    }
+    Ok(bound)
+}
 
 fn insert(
-    statement: &mut CachedStatement<'_>,
-    entry: &Entry,
+    c: &mut SqliteConnection,
+    entries: &[Entry],
     status: &str,
     claim: Option<Claim>,
     now: Timestamp,
-) -> rusqlite::Result<()> {
-    let due = claim.map_or(now, |claim| now.plus(claim.lease)).plus(entry.delay);
-    let row = params![
-        entry.id,
-        entry.event_id,
-        entry.kind.as_str(),
-        entry.group_id,
-        entry.subsidiary_id,
-        entry.aggregate_type,
-        entry.aggregate_id,
-        entry.event_type,
-        &entry.body[..],
-        entry.headers,
-        status,
-        due,
-        now,
-        entry.correlation_id,
-        entry.causation_id,
-        entry.target,
-        entry.traceparent.map(|trace| trace.to_string()),
-        claim.map(|claim| claim.by),
-    ];
-    statement.execute(row).map(drop)
+) -> sqlx::Result<()> {
+    let published_at = (status == "published").then_some(now);
+    let due = claim.map_or(now, |claim| now.plus(claim.lease));
+    c.insert_each(
+        "INSERT INTO messaging_outbox (id, event_id, kind, group_id, subsidiary_id, aggregate_type, aggregate_id,
+             event_type, body, headers, status, available_at, created_at, correlation_id, causation_id, target,
+             traceparent, published_at, claimed_by)",
+        entries.iter().map(|entry| {
+            (
+                entry.id,
+                entry.event_id,
+                entry.kind.as_str(),
+                &entry.group_id,
+                &entry.subsidiary_id,
+                &entry.aggregate_type,
+                &entry.aggregate_id,
+                &entry.event_type,
+                &entry.body[..],
+                &entry.headers,
+                status,
+                due.plus(entry.delay),
+                now,
+                &entry.correlation_id,
+                entry.causation_id,
+                &entry.target,
+                entry.traceparent.map(|trace| trace.to_string()),
+                published_at,
+                claim.map(|claim| claim.by),
+            )
+        }),
+        "",
+    )
 }
 
 pub async fn claim_many(

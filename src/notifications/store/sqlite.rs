@@ -5,34 +5,23 @@ use super::{Attempt, NewNotice};
 use crate::clock::Timestamp;
 use crate::db::sqlite::{SqliteConnection, query};
 
-/// The same statement for both, but that one returns rows.
-macro_rules! upsert {
-    ($returning:literal) => {
-        concat!(
-            "INSERT INTO notifications_notices AS n
-                 (group_id, id, order_id, kind, channel, state, event_id, created_at)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
-             ON CONFLICT (group_id, order_id, kind) DO UPDATE
-                 SET channel = excluded.channel, state = excluded.state, last_error = NULL, updated_at = ?8
-                 WHERE n.event_id = excluded.event_id AND n.state <> 'sent' ",
-            $returning
-        )
-    };
-}
-
 pub async fn insert_many(c: &mut SqliteConnection, notices: &[NewNotice], now: Timestamp) -> sqlx::Result<()> {
-    c.execute_each(upsert!(""), notices.iter().map(|notice| row(notice, now))).map(drop)
+    begin_many(c, notices, now).await.map(drop)
 }
 
 pub async fn begin_many(c: &mut SqliteConnection, notices: &[NewNotice], now: Timestamp) -> sqlx::Result<Vec<Uuid>> {
-    let begun: Vec<(Uuid,)> =
-        c.fetch_each(upsert!("RETURNING event_id"), notices.iter().map(|notice| row(notice, now)))?;
+    let begun: Vec<(Uuid,)> = c.insert_returning(
+        "INSERT INTO notifications_notices AS n (group_id, id, order_id, kind, channel, state, event_id, created_at)",
+        notices.iter().map(|notice| {
+            let (kind, state) = (notice.kind.as_str(), notice.state.as_str());
+            (&notice.group_id, notice.id, notice.order_id, kind, notice.channel, state, notice.event_id, now)
+        }),
+        "ON CONFLICT (group_id, order_id, kind) DO UPDATE
+             SET channel = excluded.channel, state = excluded.state, last_error = NULL, updated_at = excluded.created_at
+             WHERE n.event_id = excluded.event_id AND n.state <> 'sent'
+         RETURNING event_id",
+    )?;
     Ok(begun.into_iter().map(|(event_id,)| event_id).collect())
-}
-
-fn row(notice: &NewNotice, now: Timestamp) -> impl rusqlite::Params {
-    let (kind, state) = (notice.kind.as_str(), notice.state.as_str());
-    (&notice.group_id, notice.id, notice.order_id, kind, notice.channel, state, notice.event_id, now)
 }
 
 pub async fn conclude_many(c: &mut SqliteConnection, attempts: &[Attempt], now: Timestamp) -> sqlx::Result<()> {

@@ -2,6 +2,7 @@
 
 mod steps;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
@@ -32,7 +33,6 @@ use crate::orders::store;
 /// How often a waiting request looks even if no bell rings.
 const WAIT_POLL: Duration = Duration::from_millis(250);
 
-#[derive(Clone)]
 pub struct OrdersApi {
     pub db: Db,
     pub desk: Desk,
@@ -44,7 +44,7 @@ pub struct OrdersApi {
     pub draining: CancellationToken,
 }
 
-pub fn routes() -> OpenApiRouter<OrdersApi> {
+pub fn routes() -> OpenApiRouter<Arc<OrdersApi>> {
     OpenApiRouter::new().routes(routes!(place_order, list_orders)).routes(routes!(get_order)).merge(steps::routes())
 }
 
@@ -178,7 +178,7 @@ impl From<Order> for OrderBody {
         (status = 503, description = "The database cannot be used just now, or the outbox is full", body = Problem, content_type = "application/problem+json"),
     ))]
 async fn place_order(
-    State(api): State<OrdersApi>,
+    State(api): State<Arc<OrdersApi>>,
     caller: Caller,
     headers: HeaderMap,
     body: Body<PlaceOrder>,
@@ -254,7 +254,7 @@ fn note_wait(headers: &mut HeaderMap, wait: Option<u64>, wait_max: Duration) {
         (status = 404, body = Problem, content_type = "application/problem+json"),
     ))]
 async fn get_order(
-    State(api): State<OrdersApi>,
+    State(api): State<Arc<OrdersApi>>,
     caller: Caller,
     headers: HeaderMap,
     Path(id): Path<String>,
@@ -286,7 +286,7 @@ pub struct ListOrders {
     (status = 400, body = Problem, content_type = "application/problem+json"),
 ))]
 async fn list_orders(
-    State(api): State<OrdersApi>,
+    State(api): State<Arc<OrdersApi>>,
     caller: Caller,
     Params(params): Params<ListOrders>,
 ) -> Result<Page<OrderBody>, Problem> {

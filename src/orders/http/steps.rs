@@ -3,6 +3,8 @@
 //! Each is one commit with its event, or a 409 that tells the state in the way. With an `Idempotency-Key` a repeat
 //! answers as the first did; only what was done is remembered.
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::HeaderMap;
@@ -23,7 +25,7 @@ use crate::orders::service::{IdempotencyKey, StepRequest, Stepped};
 
 const REASON_CHARS_MAX: usize = 200;
 
-pub(super) fn routes() -> OpenApiRouter<OrdersApi> {
+pub(super) fn routes() -> OpenApiRouter<Arc<OrdersApi>> {
     OpenApiRouter::new().routes(routes!(pay_order)).routes(routes!(cancel_order)).routes(routes!(fulfil_order))
 }
 
@@ -67,7 +69,7 @@ fn default_payment_currency() -> Currency {
         (status = 503, description = "The database cannot be used just now", body = Problem, content_type = "application/problem+json"),
     ))]
 async fn pay_order(
-    State(api): State<OrdersApi>,
+    State(api): State<Arc<OrdersApi>>,
     caller: Caller,
     headers: HeaderMap,
     Path(id): Path<String>,
@@ -111,7 +113,7 @@ pub struct CancelOrder {
         (status = 503, description = "The database cannot be used just now", body = Problem, content_type = "application/problem+json"),
     ))]
 async fn cancel_order(
-    State(api): State<OrdersApi>,
+    State(api): State<Arc<OrdersApi>>,
     caller: Caller,
     headers: HeaderMap,
     Path(id): Path<String>,
@@ -144,7 +146,7 @@ async fn cancel_order(
         (status = 503, description = "The database cannot be used just now", body = Problem, content_type = "application/problem+json"),
     ))]
 async fn fulfil_order(
-    State(api): State<OrdersApi>,
+    State(api): State<Arc<OrdersApi>>,
     caller: Caller,
     headers: HeaderMap,
     Path(id): Path<String>,

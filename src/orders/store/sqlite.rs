@@ -8,10 +8,9 @@ use crate::clock::Timestamp;
 use crate::db::sqlite::{SqliteConnection, query, query_as, query_scalar};
 
 pub async fn insert_many(c: &mut SqliteConnection, orders: &[Order]) -> sqlx::Result<()> {
-    c.execute_each(
+    c.insert_each(
         "INSERT INTO orders_orders (group_id, id, subsidiary_id, number, customer_id, status, currency, total_minor,
-             correlation_id, created_at, updated_at)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?10)",
+             correlation_id, created_at, updated_at)",
         orders.iter().map(|order| {
             (
                 &order.group_id,
@@ -24,8 +23,10 @@ pub async fn insert_many(c: &mut SqliteConnection, orders: &[Order]) -> sqlx::Re
                 order.total_minor,
                 &order.correlation_id,
                 order.created_at,
+                order.created_at,
             )
         }),
+        "",
     )?;
     let lines = orders.iter().flat_map(|order| {
         order.items.iter().zip(1..).map(|(item, line): (_, i64)| {
@@ -33,12 +34,7 @@ pub async fn insert_many(c: &mut SqliteConnection, orders: &[Order]) -> sqlx::Re
             (&order.group_id, order.id.0, line, item.sku.as_str(), quantity, price)
         })
     });
-    c.execute_each(
-        "INSERT INTO orders_lines (group_id, order_id, line, sku, quantity, unit_price_minor)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
-        lines,
-    )
-    .map(drop)
+    c.insert_each("INSERT INTO orders_lines (group_id, order_id, line, sku, quantity, unit_price_minor)", lines, "")
 }
 
 pub async fn insert_keys(c: &mut SqliteConnection, keys: &[Key<'_>], now: Timestamp) -> sqlx::Result<()> {

@@ -1,0 +1,104 @@
+//! Inserting many rows: several to a statement, because opening a table's and its indexes' cursors costs about as much as
+//! inserting a row does.
+
+use rusqlite::{CachedStatement, ToSql};
+
+use super::{SqliteConnection, to_sqlx};
+
+/// How many rows a statement inserts; more would gain nothing. The rest of a batch goes by one.
+const ROWS: usize = 16;
+
+/// The values of one row.
+pub trait Values {
+    const WIDTH: usize;
+
+    /// Binds them to the parameters from `first` on.
+    fn bind(&self, statement: &mut CachedStatement<'_>, first: usize) -> rusqlite::Result<()>;
+}
+
+macro_rules! values {
+    ($($($value:ident)+;)+) => {$(
+        impl<$($value: ToSql),+> Values for ($($value,)+) {
+            const WIDTH: usize = [$(stringify!($value)),+].len();
+
+            #[allow(non_snake_case)]
+            fn bind(&self, statement: &mut CachedStatement<'_>, first: usize) -> rusqlite::Result<()> {
+                let ($($value,)+) = self;
+                let mut values = [$($value as &dyn ToSql),+].into_iter().zip(first..);
+                values.try_for_each(|(value, number)| statement.raw_bind_parameter(number, value))
+            }
+        }
+    )+};
+}
+values! {
+    A B;
+    A B C;
+    A B C D;
+    A B C D E F;
+    A B C D E F G H;
+    A B C D E F G H I J K;
+    A B C D E F G H I J K L M N O P Q R S;
+}
+
+impl SqliteConnection {
+    /// Inserts rows: `insert` says what into, `after` what else.
+    pub fn insert_each<V: Values>(
+        &mut self,
+        insert: &str,
+        rows: impl IntoIterator<Item = V>,
+        after: &str,
+    ) -> sqlx::Result<()> {
+        self.insert_many(insert, rows, after, |_| Ok(()))
+    }
+
+    /// As [`Self::insert_each`], for an insert that returns rows: all of them.
+    pub fn insert_returning<V: Values, O>(
+        &mut self,
+        insert: &str,
+        rows: impl IntoIterator<Item = V>,
+        after: &str,
+    ) -> sqlx::Result<Vec<O>>
+    where
+        O: for<'r> TryFrom<&'r rusqlite::Row<'r>, Error = rusqlite::Error>,
+    {
+        let mut returned = Vec::new();
+        self.insert_many(insert, rows, after, |row| {
+            returned.push(O::try_from(row)?);
+            Ok(())
+        })?;
+        Ok(returned)
+    }
+
+    fn insert_many<V: Values>(
+        &mut self,
+        insert: &str,
+        rows: impl IntoIterator<Item = V>,
+        after: &str,
+        mut read: impl FnMut(&rusqlite::Row<'_>) -> rusqlite::Result<()>,
+    ) -> sqlx::Result<()> {
+        let connection = self.writing()?;
+        let rows: Vec<V> = rows.into_iter().collect();
+        let (chunks, rest) = rows.as_chunks::<ROWS>();
+        let mut run = |chunks: &mut dyn Iterator<Item = &[V]>, height: usize| -> rusqlite::Result<()> {
+            let Some(first) = chunks.next() else { return Ok(()) };
+            let mut statement = connection.prepare_cached(&sql(insert, V::WIDTH, height, after))?;
+            for chunk in std::iter::once(first).chain(chunks) {
+                for (index, row) in chunk.iter().enumerate() {
+                    row.bind(&mut statement, 1 + index * V::WIDTH)?;
+                }
+                let mut returned = statement.raw_query();
+                while let Some(row) = returned.next()? {
+                    read(row)?;
+                }
+            }
+            Ok(())
+        };
+        run(&mut chunks.iter().map(<[V; ROWS]>::as_slice), ROWS).map_err(to_sqlx)?;
+        run(&mut rest.chunks(1), 1).map_err(to_sqlx)
+    }
+}
+
+fn sql(insert: &str, width: usize, height: usize, after: &str) -> String {
+    let row = format!("({})", vec!["?"; width].join(", "));
+    format!("{insert} VALUES {} {after}", vec![row.as_str(); height].join(", "))
+}
