@@ -61,6 +61,7 @@ const DEMO_STOCK: [(&str, i64); 4] = [("WIDGET-A", 100), ("WIDGET-B", 50), ("WID
 pub struct Builder {
     settings: Settings,
     demo: bool,
+    alone: bool,
     clock: Clock,
     /// Beside the built-in ones.
     members: Vec<Member>,
@@ -95,7 +96,7 @@ impl Member {
 impl Builder {
     pub fn new(settings: Settings) -> Self {
         let (schemas, routes) = (Vec::new(), Vec::new());
-        Self { settings, demo: false, clock: Clock::System, members: Vec::new(), schemas, routes }
+        Self { settings, demo: false, alone: false, clock: Clock::System, members: Vec::new(), schemas, routes }
     }
 
     /// Adds a module: its queue is declared, its consumer run, its dead letters filed.
@@ -127,6 +128,13 @@ impl Builder {
         self
     }
 
+    /// Declares no queue of a module that does not run here: no other process is going to empty it.
+    #[must_use]
+    pub fn alone(mut self, alone: bool) -> Self {
+        self.alone = alone;
+        self
+    }
+
     /// Opens the database, declares the topology and starts every task; returns once requests are answered.
     pub async fn start(self) -> anyhow::Result<Running> {
         let settings = self.settings;
@@ -136,6 +144,7 @@ impl Builder {
         }
         let mut members = built_in(&settings, &self.clock)?;
         members.extend(self.members);
+        members.retain(|member| member.runs_here || !self.alone);
         let db = Db::open(&settings.database(), self.clock).await?;
         for sql in self.schemas {
             db.create(sql).await.context("cannot create a module's tables")?;

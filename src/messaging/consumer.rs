@@ -47,7 +47,7 @@ const SWEEP_EVERY: Duration = Duration::from_secs(1);
 const COPY: &str = "x-lab-copy";
 /// Handling that takes less need not say when it ended: an inbox row is written as it begins, and to write it twice would
 /// cost every batch more than the difference is worth.
-const SLOW: Duration = Duration::from_millis(20);
+const SLOW: Duration = Duration::from_millis(50);
 /// An event this young has not been forgotten by anybody.
 const FRESH: Duration = Duration::from_secs(60);
 /// Errors are kept short enough to read in a list.

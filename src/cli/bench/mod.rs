@@ -222,7 +222,7 @@ impl Bench {
         // Keys are for whatever server they were set for; this one is the run's own.
         let mut settings = Settings::from_flags(flags)?;
         (settings.api_keys, settings.api_keys_file) = (Masked::new(""), None);
-        let server = Builder::new(settings).start().await?;
+        let server = Builder::new(settings).alone(true).start().await?;
         let transport = &server.kernel.transport;
         let open = async { tokio::join!(transport.until_open(Way::Out), transport.until_open(Way::In)) };
         tokio::time::timeout(BROKER_TIMEOUT, open).await.context("the broker cannot be reached")?;
