@@ -113,7 +113,7 @@ pub struct Values {
     pub audit_every: Duration,
 
     /// Events in one window of that check; it rests after each.
-    #[arg(long, env = "STOCKADE_AUDIT_WINDOW", default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, env = "STOCKADE_AUDIT_WINDOW", default_value_t = 2_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub audit_window: u32,
 
     /// Connections to Postgres.

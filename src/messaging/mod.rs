@@ -200,7 +200,7 @@ pub(crate) struct Pace {
 
 impl Pace {
     const CROWD: usize = 16;
-    const APART: Duration = Duration::from_millis(5);
+    const APART: Duration = Duration::from_millis(8);
 
     /// A batch starts now.
     pub fn start() -> Self {
