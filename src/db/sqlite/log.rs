@@ -14,16 +14,16 @@ use std::{io, thread};
 use tokio::sync::watch;
 
 pub struct Log {
-    /// How many commits there have been that somebody wants on disk.
-    committed: AtomicU64,
+    /// How many commits have been announced.
+    announced: AtomicU64,
     on_disk: watch::Receiver<u64>,
-    added: mpsc::Sender<u64>,
+    made: mpsc::Sender<u64>,
 }
 
 impl Log {
     /// Starts the thread, which ends with the log.
     pub fn start(mut bring_to_disk: impl FnMut() + Send + 'static) -> io::Result<Self> {
-        let (added, to_bring) = mpsc::channel();
+        let (made, to_bring) = mpsc::channel();
         let (told, on_disk) = watch::channel(0);
         let work = move || {
             while let Some(number) = newest(&to_bring) {
@@ -32,19 +32,24 @@ impl Log {
             }
         };
         thread::Builder::new().name("stockade-disk".to_owned()).spawn(work)?;
-        Ok(Self { committed: AtomicU64::new(0), on_disk, added })
+        Ok(Self { announced: AtomicU64::new(0), on_disk, made })
     }
 
-    /// Has a commit brought to disk that was just made; returns its number. To be called before the next can begin.
-    pub fn add(&self) -> u64 {
-        let number = self.committed.fetch_add(1, Ordering::Release) + 1;
+    /// Announces a commit that is just being made: from now on readers wait for it, who may see it before we know that
+    /// it was made. Whether it was or not, [`Self::bring`] has to follow, before the next one is announced.
+    pub fn announce(&self) -> u64 {
+        self.announced.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    /// Has the commit of that number brought to disk.
+    pub fn bring(&self, number: u64) {
         // A thread that is gone is noticed by whoever waits.
-        let _ = self.added.send(number);
-        number
+        let _ = self.made.send(number);
     }
 
+    /// Every commit that may be seen by now.
     pub fn newest(&self) -> u64 {
-        self.committed.load(Ordering::Acquire)
+        self.announced.load(Ordering::SeqCst)
     }
 
     pub async fn until_on_disk(&self, number: u64) -> sqlx::Result<()> {
@@ -53,10 +58,10 @@ impl Log {
     }
 }
 
-/// The newest commit that was added, once there is one.
-fn newest(added: &Receiver<u64>) -> Option<u64> {
-    let first = added.recv().ok()?;
-    Some(added.try_iter().last().unwrap_or(first))
+/// The newest commit that was made, once there is one.
+fn newest(made: &Receiver<u64>) -> Option<u64> {
+    let first = made.recv().ok()?;
+    Some(made.try_iter().last().unwrap_or(first))
 }
 
 /// What brings SQLite's log for that file to disk. Should the disk fail, the process ends: what was written may be lost
@@ -77,7 +82,11 @@ fn bring_to_disk(path: &Path, file: &mut Option<File>) -> io::Result<()> {
     let known = match file.take() {
         // SQLite removes the log when its last connection closes, and begins another.
         Some(file) if file.metadata()?.nlink() > 0 => file,
-        _ => File::open(path)?,
+        _ => match File::open(path) {
+            // A commit that failed before there was a log.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            opened => opened?,
+        },
     };
     file.insert(known).sync_data()
 }

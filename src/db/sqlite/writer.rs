@@ -186,18 +186,24 @@ fn checkpoint(connection: &Connection) -> rusqlite::Result<()> {
 
 impl Writing {
     pub async fn commit(mut self) -> sqlx::Result<()> {
-        let committed = self.writing()?.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([]));
-        committed.map_err(error::to_sqlx)?;
-        self.done = true;
         let writer = self.writer.clone();
-        writer.inner.committed.notify_one();
-        if self.durability == Durability::Relaxed {
-            return Ok(());
+        let Inner { log, committed, .. } = &*writer.inner;
+        let durability = self.durability;
+        let connection = self.writing()?;
+        let number = (durability != Durability::Relaxed).then(|| log.announce());
+        let ended = connection.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([]));
+        if let Some(number) = number {
+            log.bring(number);
         }
-        let number = writer.inner.log.add();
+        ended.map_err(error::to_sqlx)?;
+        self.done = true;
+        committed.notify_one();
         // The next one begins while the disk works.
         drop(self);
-        writer.inner.log.until_on_disk(number).await
+        match number {
+            Some(number) => log.until_on_disk(number).await,
+            None => Ok(()),
+        }
     }
 }
 
