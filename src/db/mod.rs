@@ -80,6 +80,24 @@ pub struct Tx {
     after_commit: Vec<Box<dyn FnOnce() + Send>>,
 }
 
+/// What follows a commit.
+struct Sequel {
+    wakes: Wakes,
+    rings: BTreeSet<String>,
+    after_commit: Vec<Box<dyn FnOnce() + Send>>,
+}
+
+impl Sequel {
+    fn play(self) {
+        for topic in &self.rings {
+            self.wakes.ring(topic);
+        }
+        for told in self.after_commit {
+            told();
+        }
+    }
+}
+
 /// The transaction behind a [`Tx`], for the macros to match on.
 pub enum Conn {
     Postgres(Transaction<'static, Postgres>),
@@ -289,21 +307,21 @@ impl Db {
 impl Tx {
     /// Makes it so, then rings the bells of what was written.
     pub async fn commit(self) -> sqlx::Result<()> {
+        let sequel = Sequel { wakes: self.wakes, rings: self.rings, after_commit: self.after_commit };
         let committed = match self.conn {
             Conn::Postgres(tx) => tx.commit().await,
-            Conn::Sqlite(SqliteTx::Writing(tx)) => tx.commit().await,
+            Conn::Sqlite(SqliteTx::Writing(tx)) => match tx.commit() {
+                // A caller that hangs up while the disk works has committed all the same.
+                Ok(landing) => return landing.then(|| sequel.play()).await,
+                Err(error) => Err(error),
+            },
             Conn::Sqlite(SqliteTx::Reading(_)) => Ok(()),
         };
         if let Err(error) = &committed {
             abort_if_the_disk_failed(error);
         }
         committed?;
-        for topic in &self.rings {
-            self.wakes.ring(topic);
-        }
-        for told in self.after_commit {
-            told();
-        }
+        sequel.play();
         Ok(())
     }
 

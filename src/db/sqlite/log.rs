@@ -17,22 +17,27 @@ pub struct Log {
     /// How many commits have been announced.
     announced: AtomicU64,
     on_disk: watch::Receiver<u64>,
-    made: mpsc::Sender<u64>,
+    ended: mpsc::Sender<Ended>,
 }
+
+/// A commit that was announced: its number, and whether it was made.
+type Ended = (u64, bool);
 
 impl Log {
     /// Starts the thread, which ends with the log.
     pub fn start(mut bring_to_disk: impl FnMut() + Send + 'static) -> io::Result<Self> {
-        let (made, to_bring) = mpsc::channel();
+        let (ended, to_bring) = mpsc::channel();
         let (told, on_disk) = watch::channel(0);
         let work = move || {
-            while let Some(number) = newest(&to_bring) {
-                bring_to_disk();
+            while let Some((number, made)) = newest(&to_bring) {
+                if made {
+                    bring_to_disk();
+                }
                 told.send_replace(number);
             }
         };
         thread::Builder::new().name("stockade-disk".to_owned()).spawn(work)?;
-        Ok(Self { announced: AtomicU64::new(0), on_disk, made })
+        Ok(Self { announced: AtomicU64::new(0), on_disk, ended })
     }
 
     /// Announces a commit that is just being made: from now on readers wait for it, who may see it before we know that
@@ -41,10 +46,10 @@ impl Log {
         self.announced.fetch_add(1, Ordering::SeqCst) + 1
     }
 
-    /// Has the commit of that number brought to disk.
-    pub fn bring(&self, number: u64) {
+    /// Has the commit of that number brought to disk, if it was made.
+    pub fn bring(&self, number: u64, made: bool) {
         // A thread that is gone is noticed by whoever waits.
-        let _ = self.made.send(number);
+        let _ = self.ended.send((number, made));
     }
 
     /// Every commit that may be seen by now.
@@ -52,19 +57,65 @@ impl Log {
         self.announced.load(Ordering::SeqCst)
     }
 
-    pub async fn until_on_disk(&self, number: u64) -> sqlx::Result<()> {
-        let mut on_disk = self.on_disk.clone();
-        on_disk.wait_for(|reached| *reached >= number).await.map(drop).map_err(|_| sqlx::Error::WorkerCrashed)
+    /// The commit of that number, on its way to the disk; 0 is there.
+    pub fn landing(&self, number: u64) -> Landing {
+        Landing { number, on_disk: self.on_disk.clone() }
     }
 }
 
-/// The newest commit that was made, once there is one.
-fn newest(made: &Receiver<u64>) -> Option<u64> {
-    let first = made.recv().ok()?;
-    Some(made.try_iter().last().unwrap_or(first))
+/// A commit on its way to the disk.
+#[derive(Clone)]
+pub struct Landing {
+    number: u64,
+    on_disk: watch::Receiver<u64>,
 }
 
-/// What brings SQLite's log for that file to disk. Should the disk fail, the process ends: what was written may be lost
+impl Landing {
+    /// Returns when it is there; cancelled, it can be asked again.
+    pub async fn on_disk(&mut self) -> sqlx::Result<()> {
+        let there = self.on_disk.wait_for(|reached| *reached >= self.number).await;
+        there.map(drop).map_err(|_| sqlx::Error::WorkerCrashed)
+    }
+
+    /// Does what is to follow when it is there, also if whoever waits for that gives up.
+    pub async fn then(mut self, follow: impl FnOnce() + Send + 'static) -> sqlx::Result<()> {
+        let mut left = Left { landing: self.clone(), follow: Some(follow) };
+        self.on_disk().await?;
+        if let Some(follow) = left.follow.take() {
+            follow();
+        }
+        Ok(())
+    }
+}
+
+/// What is left to do if nobody waits for it any more.
+struct Left<F: FnOnce() + Send + 'static> {
+    landing: Landing,
+    follow: Option<F>,
+}
+
+impl<F: FnOnce() + Send + 'static> Drop for Left<F> {
+    fn drop(&mut self) {
+        if let Some(follow) = self.follow.take()
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            let mut landing = self.landing.clone();
+            runtime.spawn(async move {
+                if landing.on_disk().await.is_ok() {
+                    follow();
+                }
+            });
+        }
+    }
+}
+
+/// The newest commit that has ended, once there is one, and whether any since the last look was made.
+fn newest(ended: &Receiver<Ended>) -> Option<Ended> {
+    let first = ended.recv().ok()?;
+    Some(ended.try_iter().fold(first, |(_, made), (number, also)| (number, made || also)))
+}
+
+/// What brings the log of a database to disk, which has the name that SQLite knows the file by. Should the disk fail, the process ends: what was written may be lost
 /// though it looks kept, and only recovery from disk can tell.
 pub fn of(database: &Path) -> impl FnMut() + Send + use<> {
     let mut path = database.as_os_str().to_owned();
@@ -82,11 +133,7 @@ fn bring_to_disk(path: &Path, file: &mut Option<File>) -> io::Result<()> {
     let known = match file.take() {
         // SQLite removes the log when its last connection closes, and begins another.
         Some(file) if file.metadata()?.nlink() > 0 => file,
-        _ => match File::open(path) {
-            // A commit that failed before there was a log.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            opened => opened?,
-        },
+        _ => File::open(path)?,
     };
     file.insert(known).sync_data()
 }

@@ -178,7 +178,7 @@ mod tests {
         let writer = Writer::open(opening.clone(), PATIENCE).unwrap();
         let mut tx = writer.begin(Turn::InLine, Durability::Full).await.unwrap();
         query("CREATE TABLE rows (id INTEGER PRIMARY KEY, name TEXT) STRICT").execute(&mut tx).await.unwrap();
-        tx.commit().await.unwrap();
+        tx.commit().unwrap().on_disk().await.unwrap();
         (writer, Readers::open(opening, PATIENCE).await.unwrap())
     }
 
@@ -207,7 +207,7 @@ mod tests {
             let changed = tx.execute_each("INSERT INTO rows (id, name) VALUES (?1, ?2)", [(1, "a"), (2, "b")]).unwrap();
             assert_eq!(changed, [1, 1]);
             if is_committed {
-                tx.commit().await.unwrap();
+                tx.commit().unwrap().on_disk().await.unwrap();
             }
         }
         assert_eq!(count(&readers).await, 2, "of the one that was committed, and once");
@@ -241,8 +241,8 @@ mod tests {
     async fn nobody_is_told_of_a_commit_before_the_disk_has_it() {
         let folder = tempfile::tempdir().unwrap();
         let (writer, word, _) = with_slow_disk(&folder).await;
-        let mut commit = pin!(insert(&writer, 1).await.commit());
-        assert!(commit.as_mut().now_or_never().is_none(), "it waits for the disk");
+        let mut landing = insert(&writer, 1).await.commit().unwrap();
+        assert!(landing.on_disk().now_or_never().is_none(), "it waits for the disk");
         let mut chained = writer.begin(Turn::InLine, Durability::Chained).await.unwrap();
         let seen: i64 = query_scalar("SELECT count(*) FROM rows").fetch_one(&mut chained).await.unwrap();
         assert_eq!(seen, 1, "what builds on it need not wait");
@@ -251,28 +251,55 @@ mod tests {
         assert!(strict.as_mut().now_or_never().is_none(), "what sees only what is on disk has to");
         assert!(pin!(writer.until_on_disk()).now_or_never().is_none(), "and so have those who read");
         word.send(()).unwrap();
-        commit.await.unwrap();
+        landing.on_disk().await.unwrap();
         strict.await.unwrap();
         writer.until_on_disk().await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn the_log_of_a_file_behind_a_link_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("elsewhere")).unwrap();
+        std::os::unix::fs::symlink("elsewhere/real.db", folder.path().join("test.db")).unwrap();
+        let (writer, readers) = open_both(&folder).await; // ends the process if there is no log to bring to disk
+        insert(&writer, 1).await.commit().unwrap().on_disk().await.unwrap();
+        assert!(folder.path().join("elsewhere/real.db-wal").exists());
+        assert_eq!(count(&readers).await, 1);
     }
 
     #[tokio::test]
     async fn what_is_committed_while_the_disk_works_goes_there_together() {
         let folder = tempfile::tempdir().unwrap();
         let (writer, word, taken) = with_slow_disk(&folder).await;
-        let mut commits = Vec::new();
+        let mut landings = Vec::new();
         for id in 1..=5 {
-            let mut commit = Box::pin(insert(&writer, id).await.commit());
-            assert!(commit.as_mut().now_or_never().is_none());
-            commits.push(commit);
+            landings.push(insert(&writer, id).await.commit().unwrap());
         }
         // The first may have begun alone or with others; whoever came after it shares the next.
         word.send(()).unwrap();
         word.send(()).unwrap();
-        for commit in commits {
-            commit.await.unwrap();
+        for mut landing in landings {
+            landing.on_disk().await.unwrap();
         }
         assert!(taken.load(Ordering::SeqCst) <= 2);
+    }
+
+    #[tokio::test]
+    async fn what_follows_a_commit_happens_though_whoever_waited_has_gone() {
+        let folder = tempfile::tempdir().unwrap();
+        let (writer, word, _) = with_slow_disk(&folder).await;
+        let (follow, mut followed) = tokio::sync::mpsc::unbounded_channel();
+        let stays = follow.clone();
+        let gone = insert(&writer, 1).await.commit().unwrap().then(move || follow.send("gone").unwrap());
+        assert!(gone.now_or_never().is_none());
+        let stayed = insert(&writer, 2).await.commit().unwrap().then(move || stays.send("stayed").unwrap());
+        assert!(followed.try_recv().is_err(), "the disk has neither");
+        word.send(()).unwrap();
+        word.send(()).unwrap();
+        stayed.await.unwrap();
+        let both = [followed.recv().await.unwrap(), followed.recv().await.unwrap()];
+        assert!(both.contains(&"gone") && both.contains(&"stayed"), "{both:?}");
+        assert!(followed.recv().await.is_none(), "each once");
     }
 
     #[tokio::test]
@@ -341,7 +368,7 @@ mod tests {
         for _ in 0..10 {
             let mut tx = readers.begin().await.unwrap();
             let slow =
-                "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 20000) SELECT count(*) FROM n";
+                "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 300000) SELECT count(*) FROM n";
             let abandoned = pin!(query_scalar::<_, i64>(slow).fetch_one(&mut tx)).now_or_never();
             assert!(abandoned.is_none(), "it is under way elsewhere");
             drop(tx);

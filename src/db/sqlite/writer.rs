@@ -2,7 +2,7 @@
 //! people waiting goes ahead of those who do not.
 
 use std::ops::{Deref, DerefMut};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use rusqlite::Connection;
 use tokio::sync::{Mutex, Notify, OwnedMutexGuard};
 use tokio::time::Instant;
 
-use super::log::{self, Log};
+use super::log::{self, Landing, Log};
 use super::{Opening, SqliteConnection, error};
 
 #[derive(Clone)]
@@ -76,7 +76,9 @@ pub struct Writing {
 impl Writer {
     pub fn open(opening: Opening, patience: Duration) -> sqlx::Result<Self> {
         let connection = opening.to_write().map_err(error::to_sqlx)?;
-        let log = Log::start(log::of(&opening.path))?;
+        // SQLite has followed the links to it.
+        let file = connection.path().map_or(opening.path.clone(), PathBuf::from);
+        let log = Log::start(log::of(&file))?;
         Ok(Self::over(connection, log, opening, patience))
     }
 
@@ -124,7 +126,10 @@ impl Writer {
 
     /// Returns once every commit so far is on disk that somebody wants there.
     pub async fn until_on_disk(&self) -> sqlx::Result<()> {
-        self.inner.log.until_on_disk(self.inner.log.newest()).await
+        let log = &self.inner.log;
+        tokio::time::timeout(self.inner.patience, log.landing(log.newest()).on_disk())
+            .await
+            .map_err(|_| sqlx::Error::PoolTimedOut)?
     }
 
     /// Copies pages from the log into the file whenever many have gathered: most of them on a connection of its own
@@ -185,7 +190,8 @@ fn checkpoint(connection: &Connection) -> rusqlite::Result<()> {
 }
 
 impl Writing {
-    pub async fn commit(mut self) -> sqlx::Result<()> {
+    /// Commits; the next one begins while the disk works.
+    pub fn commit(mut self) -> sqlx::Result<Landing> {
         let writer = self.writer.clone();
         let Inner { log, committed, .. } = &*writer.inner;
         let durability = self.durability;
@@ -193,17 +199,12 @@ impl Writing {
         let number = (durability != Durability::Relaxed).then(|| log.announce());
         let ended = connection.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([]));
         if let Some(number) = number {
-            log.bring(number);
+            log.bring(number, ended.is_ok());
         }
         ended.map_err(error::to_sqlx)?;
         self.done = true;
         committed.notify_one();
-        // The next one begins while the disk works.
-        drop(self);
-        match number {
-            Some(number) => log.until_on_disk(number).await,
-            None => Ok(()),
-        }
+        Ok(log.landing(number.unwrap_or(0)))
     }
 }
 

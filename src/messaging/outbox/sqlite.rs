@@ -34,7 +34,8 @@ pub async fn insert_handed_on(
     for (index, (entry, seq)) in entries.iter().zip(seqs).enumerate() {
         let to_target = (!entry.target.is_empty()).then_some(&entry.target);
         let key = (entry.aggregate_type.as_str(), entry.event_type.as_str());
-        for queue in to_target.into_iter().chain(queues_of.get(&key).into_iter().flatten()) {
+        let bound = queues_of.get(&key).filter(|_| to_target.is_none());
+        for queue in to_target.into_iter().chain(bound.into_iter().flatten()) {
             let is_passed =
                 to_target.is_none() && entry.kind == Kind::Event && passing.queues.contains(&queue.as_str());
             let (token, until) = is_passed.then_some((passing.token, lease_until)).unzip();
