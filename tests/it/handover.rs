@@ -163,6 +163,18 @@ async fn claim(rig: &Rig) -> Vec<Claimed> {
     found
 }
 
+async fn what_is_meant_for_one_queue_goes_to_no_other(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    rig.db.set_hands_on(true);
+    let (to_all, again) = (told("note"), told("note"));
+    let elsewhere = outbox::Entry::again(&again, again.to_body(), "elsewhere", Duration::ZERO);
+    let mut tx = rig.db.begin().await.unwrap();
+    outbox::append_many(&mut tx, &[outbox::Entry::from(&to_all), elsewhere]).await.unwrap();
+    tx.commit().await.unwrap();
+    assert_eq!(depth(&rig).await, (1, 0), "of one type with what goes to all who are bound to it");
+    assert_eq!(rig.number("SELECT count(*) FROM messaging_queue WHERE queue = 'elsewhere'").await, 1);
+}
+
 async fn until_published(rig: &Rig, count: i64) {
     eventually("all to be published", async || {
         let published = "SELECT count(*) FROM messaging_outbox WHERE status = 'published' AND claimed_by IS NULL
@@ -282,5 +294,6 @@ each_database!(
     a_transaction_that_counts_on_a_hatch_keeps_it_open,
     what_finds_no_room_is_free_for_all,
     what_is_handed_over_is_what_the_row_holds,
+    what_is_meant_for_one_queue_goes_to_no_other,
     what_is_not_committed_is_not_handed_over,
 );
