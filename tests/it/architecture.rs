@@ -31,11 +31,12 @@ const MAY_NAME: [(&str, &[&str]); 18] = [
 ];
 
 /// Where a transaction may be committed: by handlers, by loops, and where a transaction is made.
-const MAY_COMMIT: [&str; 16] = [
+const MAY_COMMIT: [&str; 17] = [
     "app.rs",
     "db/mod.rs",
     "http/session.rs",
-    "messaging/consumer.rs",
+    "messaging/consumer/batch.rs",
+    "messaging/consumer/mod.rs",
     "messaging/jobs/runner.rs",
     "messaging/mending.rs",
     "messaging/instances.rs",
