@@ -108,6 +108,7 @@ async fn open_postgres(options: &Options) -> anyhow::Result<PgPool> {
 }
 
 async fn open_sqlite(options: &Options, path: &Path) -> anyhow::Result<Engine> {
+    let path = &without_links(path).with_context(|| format!("cannot open the database file {}", path.display()))?;
     let lock = lock_beside(path)?;
     check_sqlite_version(rusqlite::version())?;
     let writer = Writer::open(opening(options, path), options.acquire_timeout)
@@ -123,6 +124,17 @@ async fn sqlite_readers(options: &Options, path: &Path) -> anyhow::Result<Reader
 
 fn opening(options: &Options, path: &Path) -> Opening {
     Opening { path: path.to_owned(), pages_max: options.pages_max, busy_timeout: options.busy_timeout }
+}
+
+/// Where the file really is, or will be: two names of one file have one lock.
+fn without_links(path: &Path) -> std::io::Result<PathBuf> {
+    match (path.canonicalize(), path.parent(), path.file_name()) {
+        (Err(error), Some(folder), Some(name)) if error.kind() == std::io::ErrorKind::NotFound => {
+            let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+            Ok(folder.canonicalize()?.join(name))
+        }
+        (found, ..) => found,
+    }
 }
 
 /// Keeps a second server off the file: two writers would each believe in their own wake-ups and leases.
@@ -169,6 +181,21 @@ mod tests {
         for bad in ["sqlite::memory:", "sqlite:", "mysql://x", "stockade.db"] {
             assert!(sqlite_path(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn one_file_has_one_lock_by_whatever_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let (real, link) = (folder.path().join("real.db"), folder.path().join("link.db"));
+        std::os::unix::fs::symlink("real.db", &link).unwrap();
+        let yet_to_be_made = without_links(&real).unwrap();
+        File::create(&real).unwrap();
+        let held = lock_beside(&yet_to_be_made).unwrap();
+        for name in [&real, &link] {
+            assert!(lock_beside(&without_links(name).unwrap()).is_err(), "{name:?}");
+        }
+        drop(held);
+        assert!(lock_beside(&without_links(&link).unwrap()).is_ok());
     }
 
     #[test]

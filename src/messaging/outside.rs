@@ -278,10 +278,11 @@ impl<R: Reaction> Consumer<R> {
                 answer.outcome(outside.repeats_unknown())
             };
             let again = self.is_worth_another(&outcome, met.attempts);
-            tracing::warn!(
-                consumer = R::NAME, event.id = %message.event.event_id, version = met.version, again,
-                "TAKEOVER {} {}: {outcome:?}", R::NAME, message.key
-            );
+            let (event_id, version) = (message.event.event_id, met.version);
+            let line = format!("TAKEOVER {} {}: {outcome:?}", R::NAME, message.key);
+            tx.after_commit(move || {
+                tracing::warn!(consumer = R::NAME, event.id = %event_id, version, again, "{line}");
+            });
             concluded.push(Concluded { message, answer: &answer, again });
             if again {
                 plan.run.push((index, Some(met)));

@@ -210,7 +210,11 @@ impl Relay {
         let now = tx.now();
         let claimed = outbox::claim_many(&mut tx, claim, i64::from(self.kernel.tuning.outbox_batch), now).await?;
         tx.commit().await?;
-        self.kernel.db.until_on_disk().await?;
+        if let Err(error) = self.kernel.db.until_on_disk().await {
+            let released: Vec<Settlement> = claimed.iter().map(|row| Settlement::Released(row.id)).collect();
+            self.settle(claim.by, &released, now).await?;
+            return Err(error);
+        }
         self.publish(claim.by, &claimed, now).await
     }
 

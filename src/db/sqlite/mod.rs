@@ -61,8 +61,8 @@ impl Opening {
         // A commit only writes; the log is brought to disk by a thread of its own, see `log`.
         connection.pragma_update(None, "synchronous", "normal")?;
         connection.pragma_update(None, "foreign_keys", true)?;
-        // Only should the task that does it beside the writer fall behind: see `Writer::keep_log_short`.
-        connection.pragma_update(None, "wal_autocheckpoint", 32_000)?;
+        // Never by a commit, which would not tell that the disk failed: see `Writer::keep_log_short`.
+        connection.pragma_update(None, "wal_autocheckpoint", 0)?;
         // What a statement needs to undo itself stays out of files.
         connection.pragma_update(None, "temp_store", "memory")?;
         // 8 MB: what a batch touches. A commit that has split a page looks at all that is in the cache, because SQLite
@@ -265,6 +265,43 @@ mod tests {
         insert(&writer, 1).await.commit().unwrap().on_disk().await.unwrap();
         assert!(folder.path().join("elsewhere/real.db-wal").exists());
         assert_eq!(count(&readers).await, 1);
+    }
+
+    #[tokio::test]
+    async fn what_a_dead_process_left_in_the_log_is_written_anew_before_anything_is_built_on_it() {
+        let (folder, copy) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (writer, _readers) = open_both(&folder).await;
+        insert(&writer, 1).await.commit().unwrap().on_disk().await.unwrap();
+        for file in ["test.db", "test.db-wal"] {
+            std::fs::copy(folder.path().join(file), copy.path().join(file)).unwrap();
+        }
+        let length = || std::fs::metadata(copy.path().join("test.db-wal")).unwrap().len();
+        assert!(length() > 0);
+        let opening = Opening { path: copy.path().join("test.db"), pages_max: 0, busy_timeout: PATIENCE };
+        let writer = Writer::open(opening.clone(), PATIENCE).unwrap();
+        assert_eq!(length(), 0);
+        assert_eq!(count(&Readers::open(opening, PATIENCE).await.unwrap()).await, 1);
+        drop(writer);
+    }
+
+    #[tokio::test]
+    async fn a_writer_that_closes_leaves_everything_in_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let (writer, readers) = open_both(&folder).await;
+        insert(&writer, 1).await.commit().unwrap().on_disk().await.unwrap();
+        // It saw the beginning of what is there, and has ended by the time the writer asks again.
+        let reading = readers.begin().await.unwrap();
+        insert(&writer, 2).await.commit().unwrap();
+        let ending = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(100));
+            drop(reading);
+        });
+        writer.close().await;
+        ending.join().unwrap();
+        std::fs::remove_file(folder.path().join("test.db-wal")).ok();
+        let opening = Opening { path: folder.path().join("test.db"), pages_max: 0, busy_timeout: PATIENCE };
+        drop(readers);
+        assert_eq!(count(&Readers::open(opening, PATIENCE).await.unwrap()).await, 2);
     }
 
     #[tokio::test]

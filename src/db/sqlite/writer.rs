@@ -31,8 +31,13 @@ struct Inner {
 
 /// How often to ask for a lock that another process holds.
 const ASK_EVERY: Duration = Duration::from_millis(5);
-/// How many pages may gather in the log before they are copied into the file.
+/// How many pages may gather in the log before they are copied into the file, and from how many on the writer waits for
+/// readers to leave it, so that it can begin anew.
 const LOG_PAGES: i64 = 4_000;
+const LOG_PAGES_MAX: i64 = 32_000;
+const WAIT_FOR_READERS: Duration = Duration::from_millis(20);
+/// How long a writer that closes waits for them.
+const WAIT_TO_CLOSE: Duration = Duration::from_secs(2);
 /// How often the log is looked at while there are commits.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 const AGAIN_AFTER: Duration = Duration::from_secs(5);
@@ -76,6 +81,7 @@ pub struct Writing {
 impl Writer {
     pub fn open(opening: Opening, patience: Duration) -> sqlx::Result<Self> {
         let connection = opening.to_write().map_err(error::to_sqlx)?;
+        fold(&connection, opening.busy_timeout)?;
         // SQLite has followed the links to it.
         let file = connection.path().map_or(opening.path.clone(), PathBuf::from);
         let log = Log::start(log::of(&file))?;
@@ -153,28 +159,56 @@ impl Writer {
             Some(connection) => connection,
             None => own.insert(SqliteConnection::aside(self.inner.opening.to_write().map_err(error::to_sqlx)?)),
         };
-        let shortened = connection.run(|connection| {
-            let (in_log, copied) = connection.query_row("PRAGMA wal_checkpoint(NOOP)", [], |row| {
-                Ok((row.get::<_, i64>(1)?, row.get::<_, i64>(2)?))
-            })?;
-            let is_long = in_log - copied >= LOG_PAGES;
-            if is_long {
-                checkpoint(connection)?;
+        let in_log = connection.run(|connection| {
+            let in_log = connection.query_row("PRAGMA wal_checkpoint(NOOP)", [], |row| row.get::<_, i64>(1))?;
+            if in_log >= LOG_PAGES {
+                checkpoint(connection, "PASSIVE")?;
             }
-            Ok(is_long)
+            Ok(in_log)
         });
-        if shortened.await?
+        let in_log = in_log.await?;
+        if in_log >= LOG_PAGES
             && let Slot::Open(connection) = &mut *self.inner.slot.lock().await
         {
-            checkpoint(connection.writing()?).map_err(error::to_sqlx)?;
+            let connection = connection.writing()?;
+            let copied = match in_log < LOG_PAGES_MAX {
+                true => checkpoint(connection, "PASSIVE"),
+                false => waiting(connection, WAIT_FOR_READERS, |connection| checkpoint(connection, "RESTART")),
+            };
+            copied.map_err(error::to_sqlx)?;
         }
         Ok(())
     }
 
-    /// Closes it once the transaction under way has ended.
+    /// Closes it once the transaction under way has ended, with everything in the file.
     pub async fn close(&self) {
-        *self.inner.slot.lock().await = Slot::Closed;
+        let mut slot = self.inner.slot.lock().await;
+        if let Slot::Open(connection) = &mut *slot {
+            let folded = async {
+                self.until_on_disk().await?;
+                fold(connection.writing()?, WAIT_TO_CLOSE)
+            };
+            if let Err(error) = folded.await {
+                crate::db::abort_if_the_disk_failed(&error);
+                tracing::warn!(%error, "the log stays beside the database file");
+            }
+        }
+        *slot = Slot::Closed;
     }
+}
+
+/// Copies the whole log into the file and brings it to disk. What a process that died has left in the log may be in the
+/// system's memory alone, where the disk has failed to keep it: nothing is built on it before it was written anew.
+fn fold(connection: &Connection, patience: Duration) -> sqlx::Result<()> {
+    match waiting(connection, patience, |connection| checkpoint(connection, "TRUNCATE")) {
+        Ok(true) => {}
+        Ok(false) => tracing::warn!("somebody reads the database file, so that its log stays beside it"),
+        Err(error) if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull) => {
+            tracing::warn!(%error, "the log stays beside the database file");
+        }
+        Err(error) => return Err(error::to_sqlx(error)),
+    }
+    Ok(())
 }
 
 fn try_begin(connection: &Connection) -> rusqlite::Result<()> {
@@ -185,8 +219,21 @@ fn is_busy(error: &rusqlite::Error) -> bool {
     error.sqlite_error_code() == Some(rusqlite::ErrorCode::DatabaseBusy)
 }
 
-fn checkpoint(connection: &Connection) -> rusqlite::Result<()> {
-    connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))
+/// Was nobody in its way?
+fn checkpoint(connection: &Connection, mode: &str) -> rusqlite::Result<bool> {
+    connection.query_row(&format!("PRAGMA wal_checkpoint({mode})"), [], |row| Ok(row.get::<_, i64>(0)? == 0))
+}
+
+/// Does it on a connection that meanwhile waits so long for those in its way.
+fn waiting<T>(
+    connection: &Connection,
+    patience: Duration,
+    work: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+) -> rusqlite::Result<T> {
+    connection.busy_timeout(patience)?;
+    let done = work(connection);
+    connection.busy_timeout(Duration::ZERO)?;
+    done
 }
 
 impl Writing {

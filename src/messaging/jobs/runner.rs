@@ -109,10 +109,10 @@ impl Runner {
 
     /// A job that cannot be done stops with the reason, rather than fail for ever.
     async fn give_up(&self, due: &Due, error: String) -> sqlx::Result<Duration> {
-        tracing::error!(job.id = %due.id, %error, "the {} {} has failed", due.kind, due.id);
         let mut tx = self.kernel.db.begin().await?;
-        end(&mut tx, due.id, "failed", Some(error)).await?;
+        end(&mut tx, due.id, "failed", Some(error.clone())).await?;
         tx.commit().await?;
+        tracing::error!(job.id = %due.id, %error, "the {} {} has failed", due.kind, due.id);
         Ok(Duration::ZERO)
     }
 }
