@@ -35,12 +35,48 @@ pub struct Openings<P>(Arc<Mutex<HashMap<String, Pledge<P>>>>);
 /// A message as its row in a queue holds it.
 #[derive(Debug)]
 pub struct Parcel {
-    pub row: i64,
+    pub place: Place,
     pub message_id: Uuid,
     pub routing_key: String,
     pub correlation_id: String,
     pub headers: String,
     pub body: Bytes,
+}
+
+/// Where a parcel is written down.
+#[derive(Debug, Clone)]
+pub enum Place {
+    /// In a row of its own.
+    Row(i64),
+    /// In one row together with others.
+    Bundle(Part),
+}
+
+/// One of the messages in a bundle.
+#[derive(Debug, Clone)]
+pub struct Part {
+    pub bundle: Arc<Bundle>,
+    pub number: usize,
+}
+
+/// A row that stands for several messages. It is there until each of them is settled.
+#[derive(Debug)]
+pub struct Bundle {
+    pub row: i64,
+    unsettled: AtomicUsize,
+}
+
+impl Bundle {
+    pub fn new(row: i64, parts: usize) -> Arc<Self> {
+        Arc::new(Self { row, unsettled: AtomicUsize::new(parts) })
+    }
+}
+
+impl Part {
+    /// Notes that it is settled, which it can be once; is it the last of its bundle?
+    pub fn settle(&self) -> bool {
+        self.bundle.unsettled.fetch_sub(1, Ordering::Relaxed) == 1
+    }
 }
 
 /// A row of the outbox that a relay holds, to publish it over a broker.

@@ -31,7 +31,7 @@ use sqlx::{PgPool, Postgres, Transaction};
 pub use describe::About;
 pub(crate) use filter::fetch_page;
 pub use filter::{Filter, Value};
-pub use hatches::{Claimed, Hatch, Hatches, Parcel, Pledge};
+pub use hatches::{Bundle, Claimed, Hatch, Hatches, Parcel, Part, Place, Pledge};
 pub use open::Options;
 pub use scratch::ScratchSchema;
 use sqlite::{Durability, Lent, Readers, SqliteConnection, Turn, Writer, Writing};

@@ -44,7 +44,7 @@ const MAY_COMMIT: [&str; 17] = [
     "messaging/outside.rs",
     "messaging/relay.rs",
     "messaging/retention/mod.rs",
-    "messaging/transport/table/mod.rs",
+    "messaging/transport/table/",
     "messaging/waiting/mod.rs",
     "operations/",
     "orders/desk.rs",

@@ -7,7 +7,7 @@ use stockade::clock::mint_id;
 use stockade::messaging::outbox::{self, Claim, Claimed};
 use stockade::messaging::relay::{self, Relay};
 use stockade::messaging::transport::memory::Chaos;
-use stockade::messaging::transport::{Delivery, Subscription, Tag};
+use stockade::messaging::transport::{Delivery, Subscription, Tag, dlq_of};
 use stockade::messaging::{Kernel, Tuning, pause};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -129,6 +129,144 @@ async fn a_full_hatch_keeps_nobody_else_waiting(db: TestDb) {
         last = tags(&busy.take(2).await.unwrap());
         assert_eq!(last.len(), 2);
     }
+}
+
+const CROWD: usize = 20;
+
+/// A crowd in the hands of one reader, who has taken none of it yet.
+async fn bundled(rig: &Rig) -> Subscription {
+    let open = open(rig, CROWD).await;
+    rig.tell(&many("note", CROWD)).await;
+    assert_eq!(rig.number("SELECT count(*) FROM messaging_bundles").await, 1, "one row for all of them");
+    assert_eq!(depth(rig).await, (0, 20));
+    open
+}
+
+async fn a_crowd_is_held_by_one_row_until_the_last_of_it_is_done(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let mut open = bundled(&rig).await;
+    let first = rig.take(&mut open, 12).await;
+    open.ack(&tags(&first)).await.unwrap();
+    assert_eq!(rig.number("SELECT count(*) FROM messaging_bundles").await, 1);
+    let rest = rig.take(&mut open, 8).await;
+    open.ack(&tags(&rest[..7])).await.unwrap();
+    assert_eq!(rig.number("SELECT count(*) FROM messaging_bundles").await, 1);
+    open.ack(&tags(&rest[7..])).await.unwrap();
+    assert_eq!(rig.number("SELECT count(*) FROM messaging_bundles").await, 0);
+    rig.take_nothing(&mut open).await;
+    assert_eq!(depth(&rig).await, (0, 0));
+}
+
+async fn what_a_dead_reader_held_in_a_bundle_comes_back_each_for_itself(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let mut dead = bundled(&rig).await;
+    let handed = rig.take(&mut dead, CROWD).await;
+    dead.ack(&tags(&handed[..5])).await.unwrap();
+    let mut stranger = rig.subscribe(&rig.queue).await;
+    rig.take_nothing(&mut stranger).await;
+    rig.advance(LEASE + Duration::from_secs(1)).await;
+    assert_eq!(depth(&rig).await, (20, 0), "also what was acknowledged: the bundle was not done");
+    let again = rig.take(&mut stranger, CROWD).await;
+    let bodies = |deliveries: &[Delivery]| {
+        let mut bodies: Vec<_> = deliveries.iter().map(|delivery| delivery.body.clone()).collect();
+        bodies.sort_unstable();
+        bodies
+    };
+    assert_eq!(bodies(&handed), bodies(&again));
+    assert!(again.iter().all(|delivery| delivery.deliveries == 2));
+    dead.ack(&tags(&handed[5..])).await.unwrap();
+    assert_eq!(depth(&rig).await, (0, 20), "too late to settle for its successor");
+    dead.reject(&tags(&handed[..1])).await.unwrap();
+    assert_eq!(rig.depth(&dlq_of(&rig.queue)).await.ready, 0, "nor to reject");
+    stranger.ack(&tags(&again)).await.unwrap();
+    assert_eq!(depth(&rig).await, (0, 0));
+}
+
+async fn one_of_a_bundle_can_be_rejected(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let mut open = bundled(&rig).await;
+    let taken = rig.take(&mut open, CROWD).await;
+    let all = tags(&taken);
+    let (rejected, done) = all.split_at(3);
+    open.reject(rejected).await.unwrap();
+    open.ack(done).await.unwrap();
+    rig.take_nothing(&mut open).await;
+    assert_eq!(rig.number("SELECT count(*) FROM messaging_bundles").await, 0);
+    let mut letters = rig.subscribe(&dlq_of(&rig.queue)).await;
+    let dead = rig.take(&mut letters, 3).await;
+    for (letter, sent) in dead.iter().zip(&taken) {
+        assert_eq!((&letter.body, &letter.message_id), (&sent.body, &sent.message_id));
+        assert_eq!(letter.x_death[0]["reason"], "rejected");
+        assert_eq!(letter.x_death[0]["routing-keys"][0], sent.routing_key);
+    }
+}
+
+async fn what_is_put_back_from_a_bundle_is_free_for_all(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let mut open = bundled(&rig).await;
+    let taken = rig.take(&mut open, 12).await;
+    open.release(&tags(&taken)).await.unwrap();
+    assert_eq!(depth(&rig).await, (12, 20), "the bundle holds the other eight");
+    let mut next = rig.subscribe(&rig.queue).await;
+    let again = rig.take(&mut next, 12).await;
+    assert!(again.iter().all(|delivery| delivery.deliveries == 1), "as if it had never been handed over");
+    let rest = rig.take(&mut open, 8).await;
+    open.ack(&tags(&rest)).await.unwrap();
+    next.ack(&tags(&again)).await.unwrap();
+    assert_eq!(depth(&rig).await, (0, 0));
+}
+
+async fn a_reader_that_leaves_empties_its_bundles(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let mut leaving = bundled(&rig).await;
+    let taken = rig.take(&mut leaving, 12).await;
+    leaving.ack_soon(&tags(&taken)).await.unwrap();
+    leaving.close().await;
+    assert_eq!(depth(&rig).await, (8, 0));
+    assert_eq!(rig.number("SELECT count(*) FROM messaging_bundles").await, 0);
+    let mut next = rig.subscribe(&rig.queue).await;
+    assert!(rig.take(&mut next, 8).await.iter().all(|delivery| delivery.deliveries == 1));
+}
+
+async fn a_bundle_in_work_stays_its_readers(db: TestDb) {
+    let lease = Duration::from_secs(6);
+    let rig = Rig::with_lease(&db, lease).await;
+    let mut open = bundled(&rig).await;
+    let taken = tags(&rig.take(&mut open, CROWD).await);
+    rig.advance(lease / 2).await;
+    let due = match rig.is_postgres() {
+        true => "SELECT CAST(EXTRACT(EPOCH FROM lease_until) * 1000 AS bigint) FROM messaging_bundles",
+        false => "SELECT lease_until FROM messaging_bundles",
+    };
+    let before = rig.number(due).await;
+    let renewed = eventually("a renewal", async || (rig.number(due).await > before).then_some(()));
+    tokio::select! {
+        () = open.keep(&taken) => unreachable!("it never ends"),
+        () = renewed => {}
+    }
+    rig.advance(lease / 2).await;
+    let mut stranger = rig.subscribe(&rig.queue).await;
+    rig.take_nothing(&mut stranger).await;
+    open.ack(&taken).await.unwrap();
+    assert_eq!(depth(&rig).await, (0, 0));
+}
+
+async fn a_crowd_for_several_queues_is_a_bundle_in_each(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let mut open = open(&rig, 40).await;
+    let mut elsewhere = rig.subscribe("elsewhere").await;
+    let mut entries: Vec<outbox::Entry> = many("note", CROWD).iter().map(outbox::Entry::from).collect();
+    let again = told("note");
+    entries.push(outbox::Entry::again(&again, again.to_body(), "elsewhere", Duration::ZERO));
+    entries.push(outbox::Entry::again(&again, again.to_body(), &rig.queue, Duration::ZERO));
+    let mut tx = rig.db.begin().await.unwrap();
+    outbox::append_many(&mut tx, &entries).await.unwrap();
+    tx.commit().await.unwrap();
+    assert_eq!(depth(&rig).await, (1, 20), "what is sent again to one queue is nobody's yet");
+    assert_eq!(rig.take(&mut elsewhere, 1).await[0].body, again.to_body());
+    let taken = rig.take(&mut open, 21).await;
+    open.ack(&tags(&taken)).await.unwrap();
+    assert_eq!(depth(&rig).await, (0, 0));
 }
 
 /// A running relay that looks into the table only when it is rung for.
@@ -289,7 +427,14 @@ each_database!(
     what_a_dead_relay_was_handed_waits_for_its_lease_or_its_successor,
     what_the_broker_says_nothing_about_is_sent_again,
     what_the_relay_is_handed_is_what_the_row_holds,
+    a_bundle_in_work_stays_its_readers,
+    a_crowd_for_several_queues_is_a_bundle_in_each,
+    a_crowd_is_held_by_one_row_until_the_last_of_it_is_done,
     a_full_hatch_keeps_nobody_else_waiting,
+    a_reader_that_leaves_empties_its_bundles,
+    one_of_a_bundle_can_be_rejected,
+    what_a_dead_reader_held_in_a_bundle_comes_back_each_for_itself,
+    what_is_put_back_from_a_bundle_is_free_for_all,
     a_reader_that_leaves_gives_back_what_it_has_not_taken,
     a_transaction_that_counts_on_a_hatch_keeps_it_open,
     what_finds_no_room_is_free_for_all,

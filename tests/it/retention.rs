@@ -99,6 +99,22 @@ async fn a_row_that_a_queue_still_points_at_stays(db: TestDb) {
     assert_eq!(pass(&rig).await.outbox, 4, "and then they may go");
 }
 
+async fn a_row_that_a_bundle_still_points_at_stays(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    rig.db.set_hands_on(true);
+    let mut open = rig.subscribe(&rig.queue).await;
+    open.open_hatch();
+    assert!(open.take(20).await.unwrap().is_empty());
+    let events: Vec<Event> = (0..20).map(|_| aged(&rig, DAY * 40, "note")).collect();
+    rig.tell(&events).await;
+    rig.execute("DELETE FROM messaging_queue").await; // the shadow queue's, which nobody takes
+    age(&rig, DAY * 40).await;
+    assert_eq!(pass(&rig).await.outbox, 0, "all of them are in somebody's hands");
+    let taken: Vec<_> = rig.take(&mut open, 20).await.iter().map(|delivery| delivery.tag).collect();
+    open.ack(&taken).await.unwrap();
+    assert_eq!(pass(&rig).await.outbox, 20, "and then they may go");
+}
+
 async fn what_was_not_published_stays_however_old(db: TestDb) {
     let rig = Rig::new(&db).await;
     rig.tell(&[aged(&rig, DAY * 200, "note"), aged(&rig, DAY * 200, "note")]).await;
@@ -315,6 +331,7 @@ async fn a_memory_that_is_too_short_is_refused_with_the_sum() {
 each_database!(
     published_rows_go_to_the_archive_and_then_away,
     more_than_a_batch_goes_in_one_pass,
+    a_row_that_a_bundle_still_points_at_stays,
     a_row_that_a_queue_still_points_at_stays,
     what_was_not_published_stays_however_old,
     copies_are_removed_and_not_archived,

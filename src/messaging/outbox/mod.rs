@@ -19,11 +19,14 @@ use super::event::{Event, routing_key};
 use super::transport::table::{HANDED_OVER, bell_of};
 use crate::clock::{Timestamp, millis, mint_id};
 pub use crate::db::Claimed;
-use crate::db::{Filter, Parcel, Pledge, Tx, dialects, fetch_page};
+use crate::db::{Bundle, Filter, Parcel, Part, Place, Pledge, Tx, dialects, fetch_page};
 use crate::trace::Traceparent;
 
 /// The bell that rings when rows are due.
 pub const BELL: &str = "outbox";
+
+/// From how many entries on those handed over are written as one row for each queue. Fewer are as cheap each for itself.
+const BUNDLE_MIN: usize = 8;
 
 /// The header that tells how many attempts at an event went before this message.
 pub const X_ATTEMPTS: &str = "x-attempts";
@@ -212,7 +215,7 @@ pub async fn append_many(tx: &mut Tx, entries: &[Entry]) -> sqlx::Result<()> {
     let are_due = entries.iter().all(|entry| entry.delay.is_zero());
     if are_due && tx.hands_on() {
         let pledges = tx.hatches().queues.with_room();
-        let passing = Passing::through(token, &pledges);
+        let passing = Passing { bundled: entries.len() >= BUNDLE_MIN, ..Passing::through(token, &pledges) };
         let queued = insert_handed_on(tx, entries, &passing, now).await?;
         pass_to_consumers(tx, entries, queued, pledges);
     } else if are_due && let Some(pledge) = tx.hatches().outbox.with_room().into_values().next() {
@@ -249,20 +252,36 @@ pub struct Passing<'a> {
     pub token: Uuid,
     pub lease: Duration,
     pub queues: Vec<&'a str>,
+    /// All that goes into one queue in one row.
+    pub bundled: bool,
 }
 
 impl<'a> Passing<'a> {
     fn through(token: Uuid, pledges: &'a HashMap<String, Pledge<Parcel>>) -> Self {
         let lease = pledges.values().map(Pledge::lease).min().unwrap_or_default();
-        Self { token, lease, queues: pledges.keys().map(String::as_str).collect() }
+        Self { token, lease, queues: pledges.keys().map(String::as_str).collect(), bundled: false }
     }
 }
 
-/// A row written into a queue for the entry of that index.
+/// A row written for a queue: for one entry, or a bundle of them, by their indexes.
 pub struct Queued {
     pub id: i64,
     pub queue: String,
-    pub entry: usize,
+    pub entries: Vec<usize>,
+    pub is_bundle: bool,
+}
+
+impl Queued {
+    /// Each entry, and the place where it is to be found.
+    fn places(&self) -> Vec<(usize, Place)> {
+        if self.is_bundle {
+            let bundle = Bundle::new(self.id, self.entries.len());
+            let parts = (0..).map(|number| Place::Bundle(Part { bundle: bundle.clone(), number }));
+            self.entries.iter().copied().zip(parts).collect()
+        } else {
+            self.entries.iter().map(|entry| (*entry, Place::Row(self.id))).collect()
+        }
+    }
 }
 
 /// Once the transaction has been committed, hands each message to its consumer, or has the queue looked at.
@@ -270,21 +289,23 @@ fn pass_to_consumers(tx: &mut Tx, entries: &[Entry], queued: Vec<Queued>, pledge
     let leased_at = Instant::now();
     let mut passed = Vec::new();
     for row in queued {
-        let entry = &entries[row.entry];
-        match pledges.get(&row.queue) {
-            Some(pledge) if entry.kind == Kind::Event => {
-                let parcel = Parcel {
-                    row: row.id,
-                    message_id: entry.event_id,
-                    routing_key: routing_key(&entry.aggregate_type, &entry.event_type),
-                    correlation_id: entry.correlation_id.clone(),
-                    headers: entry.headers.clone(),
-                    body: entry.body.clone(),
-                };
-                passed.push((pledge.clone(), parcel));
-                tx.ring_on_commit(HANDED_OVER);
+        for (entry, place) in row.places() {
+            let entry = &entries[entry];
+            match pledges.get(&row.queue) {
+                Some(pledge) if entry.kind == Kind::Event => {
+                    let parcel = Parcel {
+                        place,
+                        message_id: entry.event_id,
+                        routing_key: routing_key(&entry.aggregate_type, &entry.event_type),
+                        correlation_id: entry.correlation_id.clone(),
+                        headers: entry.headers.clone(),
+                        body: entry.body.clone(),
+                    };
+                    passed.push((pledge.clone(), parcel));
+                    tx.ring_on_commit(HANDED_OVER);
+                }
+                _ => tx.ring_on_commit(&bell_of(&row.queue)),
             }
-            _ => tx.ring_on_commit(&bell_of(&row.queue)),
         }
     }
     // The pledges go with it: until the commit, or the end without one, no hatch closes.

@@ -6,7 +6,7 @@ use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, Database, PgConnection, Postgres, Row};
 use uuid::Uuid;
 
-use super::{Backlog, Claim, Claimed, Entry, Passing, Queued, Settled, Settlement};
+use super::{Backlog, Claim, Claimed, Entry, Passing, Queued, Settled, Settlement, routing_key};
 use crate::clock::{Timestamp, millis};
 
 pub async fn insert_many(
@@ -25,30 +25,43 @@ pub async fn insert_handed_on(
     now: Timestamp,
 ) -> sqlx::Result<Vec<Queued>> {
     let insert = AssertSqlSafe(format!(
-        "WITH written AS ({INSERT} RETURNING id, kind, aggregate_type || '.' || event_type AS routing_key, target),
+        "WITH written AS ({INSERT}),
+         meant AS MATERIALIZED (
+             SELECT COALESCE(b.queue, e.target) AS queue, e.id,
+                 e.kind = 'event' AND COALESCE(b.queue = ANY($22), false) AS passed
+             FROM UNNEST($1::uuid[], $3::text[], $24::text[], $15::text[]) AS e(id, kind, routing_key, target)
+             LEFT JOIN messaging_bindings b ON e.target = '' AND b.routing_key = e.routing_key
+             WHERE e.target <> '' OR b.queue IS NOT NULL),
+         bundled AS (
+             INSERT INTO messaging_bundles (queue, outbox_refs, enqueued_at, lock_token, lease_until)
+             SELECT queue, array_agg(id), $14, $20, now() + $21 * interval '1 ms' FROM meant
+             WHERE passed AND $23 GROUP BY queue
+             RETURNING id, queue, outbox_refs),
          queued AS (
              INSERT INTO messaging_queue (queue, outbox_ref, enqueued_at, lock_token, lease_until, deliveries)
              SELECT queue, id, $14, CASE WHEN passed THEN $20::uuid END,
                  CASE WHEN passed THEN now() + $21 * interval '1 ms' END, CASE WHEN passed THEN 1 ELSE 0 END
-             FROM (SELECT q.queue, w.id, w.target = '' AND w.kind = 'event' AND q.queue = ANY($22) AS passed
-                 FROM written w CROSS JOIN LATERAL (
-                     SELECT b.queue FROM messaging_bindings b WHERE w.target = '' AND b.routing_key = w.routing_key
-                     UNION ALL SELECT w.target WHERE w.target <> '') q
-                 ORDER BY w.id) AS due
+             FROM meant WHERE NOT (passed AND $23) ORDER BY id
              RETURNING id, queue, outbox_ref)
-         SELECT id, queue, outbox_ref FROM queued"
+         SELECT id, queue, outbox_refs, true FROM bundled
+         UNION ALL SELECT id, queue, ARRAY[outbox_ref], false FROM queued"
     ));
+    let keys: Vec<String> = entries.iter().map(|entry| routing_key(&entry.aggregate_type, &entry.event_type)).collect();
     let rows = bind_entries(sqlx::query(insert), entries, "published", None, now)
         .bind(passing.token)
         .bind(millis(passing.lease))
         .bind(&passing.queues)
+        .bind(passing.bundled)
+        .bind(keys)
         .fetch_all(c)
         .await?;
     let entry_of: HashMap<Uuid, usize> = entries.iter().enumerate().map(|(index, entry)| (entry.id, index)).collect();
     rows.iter()
         .map(|row| {
-            let entry = entry_of.get(&row.try_get(2)?).copied().ok_or(sqlx::Error::RowNotFound)?;
-            Ok(Queued { id: row.try_get(0)?, queue: row.try_get(1)?, entry })
+            let refs: Vec<Uuid> = row.try_get(2)?;
+            let entries = refs.iter().map(|id| entry_of.get(id).copied()).collect::<Option<_>>();
+            let entries = entries.ok_or(sqlx::Error::RowNotFound)?;
+            Ok(Queued { id: row.try_get(0)?, queue: row.try_get(1)?, entries, is_bundle: row.try_get(3)? })
         })
         .collect()
 }

@@ -1,7 +1,7 @@
 //! SQLite. No SKIP LOCKED: there is a single writer.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry::Vacant;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::RangeInclusive;
 
 use sqlx::types::Json;
@@ -30,7 +30,9 @@ pub async fn insert_handed_on(
     let seqs = numbers_of_last(c, entries.len())?;
     let queues_of = select_bound(c, entries)?;
     let lease_until = now.plus(passing.lease);
-    let (mut meant_for, mut rows) = (Vec::new(), Vec::new());
+    let mut rows = Vec::new();
+    let mut bundles: BTreeMap<&str, (Vec<i64>, Vec<usize>)> = BTreeMap::new();
+    let mut queued = Vec::new();
     for (index, (entry, seq)) in entries.iter().zip(seqs).enumerate() {
         let to_target = (!entry.target.is_empty()).then_some(&entry.target);
         let key = (entry.aggregate_type.as_str(), entry.event_type.as_str());
@@ -38,9 +40,15 @@ pub async fn insert_handed_on(
         for queue in to_target.into_iter().chain(bound.into_iter().flatten()) {
             let is_passed =
                 to_target.is_none() && entry.kind == Kind::Event && passing.queues.contains(&queue.as_str());
-            let (token, until) = is_passed.then_some((passing.token, lease_until)).unzip();
-            rows.push((queue, seq, now, token, until, is_passed));
-            meant_for.push((queue, index));
+            if is_passed && passing.bundled {
+                let (refs, indexes) = bundles.entry(queue).or_default();
+                refs.push(seq);
+                indexes.push(index);
+            } else {
+                let (token, until) = is_passed.then_some((passing.token, lease_until)).unzip();
+                rows.push((queue, seq, now, token, until, is_passed));
+                queued.push(Queued { id: 0, queue: queue.clone(), entries: vec![index], is_bundle: false });
+            }
         }
     }
     c.insert_each(
@@ -48,8 +56,26 @@ pub async fn insert_handed_on(
         rows,
         "",
     )?;
-    let ids = numbers_of_last(c, meant_for.len())?;
-    Ok(ids.zip(meant_for).map(|(id, (queue, entry))| Queued { id, queue: queue.clone(), entry }).collect())
+    let ids = numbers_of_last(c, queued.len())?;
+    for (row, id) in queued.iter_mut().zip(ids) {
+        row.id = id;
+    }
+    for (queue, (refs, entries)) in bundles {
+        query(
+            "INSERT INTO messaging_bundles (queue, outbox_refs, enqueued_at, lock_token, lease_until)
+             VALUES ($1, $2, $3, $4, $5)",
+        )
+        .bind(queue)
+        .bind(Json(refs))
+        .bind(now)
+        .bind(passing.token)
+        .bind(lease_until)
+        .execute(&mut *c)
+        .await?;
+        let id = c.writing()?.last_insert_rowid();
+        queued.push(Queued { id, queue: queue.to_owned(), entries, is_bundle: true });
+    }
+    Ok(queued)
 }
 
 /// The numbers of the rows inserted last: one writer counts them off without a gap.

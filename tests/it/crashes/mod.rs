@@ -71,7 +71,7 @@ impl<'a> Shop<'a> {
     /// How much there is still to do. A broker's queues are not ours to count: there, every event published must have
     /// been met by all who take it.
     async fn under_way(&self) -> i64 {
-        let waiting = "SELECT (SELECT COUNT(*) FROM messaging_queue)
+        let waiting = "SELECT (SELECT COUNT(*) FROM messaging_queue) + (SELECT COUNT(*) FROM messaging_bundles)
              + (SELECT COUNT(*) FROM messaging_outbox WHERE status <> 'published')
              + (SELECT COUNT(*) FROM messaging_inbox WHERE state NOT IN ('processed', 'dead'))";
         let unmet = "SELECT 2 * (SELECT COUNT(*) FROM messaging_outbox

@@ -24,7 +24,10 @@ impl Shop<'_> {
 
     /// Messages that the dead process held for a consumer; a broker does not tell.
     async fn held_by(&self, consumer: &str) -> Option<i64> {
-        let held = "SELECT COUNT(*) FROM messaging_queue WHERE lock_token IS NOT NULL AND queue = $1";
+        // A bundle has one comma less than messages, on either database.
+        let held = "SELECT (SELECT COUNT(*) FROM messaging_queue WHERE lock_token IS NOT NULL AND queue = $1)
+             + (SELECT COALESCE(SUM(LENGTH(refs) - LENGTH(REPLACE(refs, ',', '')) + 1), 0)
+                 FROM (SELECT CAST(outbox_refs AS text) AS refs FROM messaging_bundles WHERE queue = $1) b)";
         match self.db.is_on_rabbit() {
             true => None,
             false => Some(self.db.count_of(held, &format!("stockade.{consumer}")).await),

@@ -92,6 +92,7 @@ async fn a_stop_finishes_what_is_in_hand(db: TestDb) {
     assert_eq!(status.code(), Some(0), "{status}");
     for (what, sql) in [
         ("in hand", "SELECT COUNT(*) FROM messaging_queue WHERE lock_token IS NOT NULL"),
+        ("in bundles", "SELECT COUNT(*) FROM messaging_bundles"),
         ("unpublished", "SELECT COUNT(*) FROM messaging_outbox WHERE status <> 'published'"),
         ("subscribed", "SELECT COUNT(*) FROM messaging_subscriptions"),
         ("acknowledged orders missing", "SELECT 100 - COUNT(*) FROM orders_orders"),

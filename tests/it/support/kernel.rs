@@ -276,6 +276,7 @@ impl Rig {
             for shift in [
                 "UPDATE messaging_outbox SET available_at = available_at - $1 * interval '1 ms'",
                 "UPDATE messaging_queue SET lease_until = lease_until - $1 * interval '1 ms'",
+                "UPDATE messaging_bundles SET lease_until = lease_until - $1 * interval '1 ms'",
                 "UPDATE messaging_inbox SET lease_until = lease_until - $1 * interval '1 ms',
                      deadline_at = deadline_at - $1 * interval '1 ms'",
                 "UPDATE orders_orders SET hold_expires_at = hold_expires_at - $1 * interval '1 ms'",

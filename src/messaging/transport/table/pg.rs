@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::{Depth, Look, Moved, Owed, Row};
+use super::{Depth, Leaving, Look, Moved, Owed, Places, Row};
 use crate::clock::{Timestamp, millis};
 
 /// The columns of [`Row`], in its order.
@@ -46,7 +46,7 @@ pub async fn move_due(c: &mut PgConnection, limit: i64, now: Timestamp) -> sqlx:
 }
 
 pub async fn claim(c: &mut PgConnection, look: &Look<'_>, _now: Timestamp) -> sqlx::Result<(u64, Vec<Row>)> {
-    let settled = if look.owed.ids.is_empty() { 0 } else { delete(&mut *c, look.owed).await? };
+    let settled = delete(&mut *c, look.owed).await?;
     let rows: Vec<Columns> = sqlx::query_as(
         "WITH next AS MATERIALIZED (
              SELECT id FROM messaging_queue
@@ -75,21 +75,25 @@ pub async fn claim(c: &mut PgConnection, look: &Look<'_>, _now: Timestamp) -> sq
 
 pub async fn renew(
     c: &mut PgConnection,
-    ids: &[i64],
+    places: &Places,
     token: Uuid,
     lease: Duration,
     _now: Timestamp,
-) -> sqlx::Result<u64> {
+) -> sqlx::Result<()> {
     sqlx::query(
-        "UPDATE messaging_queue SET lease_until = now() + $3 * interval '1 ms'
+        "WITH bundles AS (
+             UPDATE messaging_bundles SET lease_until = now() + $3 * interval '1 ms'
+             WHERE id = ANY($4) AND lock_token = $2)
+         UPDATE messaging_queue SET lease_until = now() + $3 * interval '1 ms'
          WHERE id = ANY($1) AND lock_token = $2",
     )
-    .bind(ids)
+    .bind(&places.rows)
     .bind(token)
     .bind(millis(lease))
+    .bind(&places.bundles)
     .execute(c)
     .await
-    .map(|done| done.rows_affected())
+    .map(drop)
 }
 
 /// Others may be at work on the rows that are held.
@@ -98,12 +102,48 @@ pub async fn free_leftovers(_c: &mut PgConnection) -> sqlx::Result<()> {
 }
 
 pub async fn delete(c: &mut PgConnection, owed: &Owed) -> sqlx::Result<u64> {
-    sqlx::query("DELETE FROM messaging_queue WHERE id = ANY($1) AND lock_token = ANY($2)")
-        .bind(&owed.ids)
-        .bind(&owed.tokens)
-        .execute(c)
-        .await
-        .map(|done| done.rows_affected())
+    let mut settled = 0;
+    for (sql, ids) in [
+        ("DELETE FROM messaging_queue WHERE id = ANY($1) AND lock_token = ANY($2)", &owed.places.rows),
+        ("DELETE FROM messaging_bundles WHERE id = ANY($1) AND lock_token = ANY($2)", &owed.places.bundles),
+    ] {
+        if !ids.is_empty() {
+            settled += sqlx::query(sql).bind(ids).bind(&owed.tokens).execute(&mut *c).await?.rows_affected();
+        }
+    }
+    Ok(settled)
+}
+
+pub async fn unpack(c: &mut PgConnection, queue: &str, _now: Timestamp) -> sqlx::Result<()> {
+    sqlx::query(
+        "WITH over AS MATERIALIZED (
+             SELECT id FROM messaging_bundles WHERE queue = $1 AND lease_until <= now() ORDER BY id FOR UPDATE SKIP LOCKED),
+         gone AS (DELETE FROM messaging_bundles b USING over WHERE b.id = over.id RETURNING b.*)
+         INSERT INTO messaging_queue (queue, outbox_ref, enqueued_at, deliveries)
+         SELECT queue, UNNEST(outbox_refs), enqueued_at, 1 FROM gone ORDER BY 2",
+    )
+    .bind(queue)
+    .execute(c)
+    .await
+    .map(drop)
+}
+
+pub async fn take_out(c: &mut PgConnection, leaving: &Leaving<'_>, now: Timestamp) -> sqlx::Result<u64> {
+    sqlx::query(
+        "INSERT INTO messaging_queue (queue, outbox_ref, x_death, enqueued_at)
+         SELECT $5, b.outbox_refs[l.number + 1], l.x_death, CASE WHEN l.x_death IS NULL THEN b.enqueued_at ELSE $6 END
+         FROM (SELECT * FROM messaging_bundles WHERE id = $1 AND lock_token = $2 FOR UPDATE) b
+         CROSS JOIN UNNEST($3::bigint[], $4::text[]) AS l(number, x_death) ORDER BY l.number",
+    )
+    .bind(leaving.bundle)
+    .bind(leaving.token)
+    .bind(leaving.numbers)
+    .bind(leaving.deaths)
+    .bind(leaving.queue)
+    .bind(now)
+    .execute(c)
+    .await
+    .map(|done| done.rows_affected())
 }
 
 pub async fn give_back(c: &mut PgConnection, ids: &[i64], token: Uuid) -> sqlx::Result<u64> {
@@ -150,12 +190,18 @@ pub async fn count(
 ) -> sqlx::Result<Vec<Depth>> {
     let rows: Vec<(String, i64, i64, Option<Timestamp>, i64)> = sqlx::query_as(
         "SELECT name,
-             (SELECT count(*) FROM messaging_queue WHERE queue = name AND (lease_until IS NULL OR lease_until <= now())),
-             (SELECT count(*) FROM messaging_queue WHERE queue = name AND lease_until > now()),
-             (SELECT enqueued_at FROM messaging_queue WHERE queue = name ORDER BY id LIMIT 1),
+             (SELECT count(*) FROM messaging_queue WHERE queue = name AND (lease_until IS NULL OR lease_until <= now()))
+                 + COALESCE(b.ready, 0),
+             (SELECT count(*) FROM messaging_queue WHERE queue = name AND lease_until > now())
+                 + COALESCE(b.held, 0),
+             LEAST(b.oldest, (SELECT enqueued_at FROM messaging_queue WHERE queue = name ORDER BY id LIMIT 1)),
              (SELECT count(*) FROM messaging_subscriptions
               WHERE queue = name AND seen_at > now() - $2 * interval '1 ms')
-         FROM UNNEST($1::text[]) AS name",
+         FROM UNNEST($1::text[]) AS name
+         LEFT JOIN (SELECT queue, min(enqueued_at) AS oldest,
+                 sum(cardinality(outbox_refs)) FILTER (WHERE lease_until <= now()) AS ready,
+                 sum(cardinality(outbox_refs)) FILTER (WHERE lease_until > now()) AS held
+             FROM messaging_bundles GROUP BY queue) AS b ON b.queue = name",
     )
     .bind(queues)
     .bind(millis(stale_after))

@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlx::types::Json;
 use uuid::Uuid;
 
-use super::{Depth, Look, Moved, Owed, Row};
+use super::{Depth, Leaving, Look, Moved, Owed, Places, Row};
 use crate::clock::{Timestamp, millis};
 use crate::db::sqlite::{SqliteConnection, query, query_as, query_scalar};
 
@@ -102,37 +102,81 @@ fn row((id, message_id, routing_key, correlation_id, headers, body, x_death, del
 
 pub async fn renew(
     c: &mut SqliteConnection,
-    ids: &[i64],
+    places: &Places,
     token: Uuid,
     lease: Duration,
     now: Timestamp,
-) -> sqlx::Result<u64> {
-    query(
-        "UPDATE messaging_queue SET lease_until = $3
-         WHERE id IN (SELECT value FROM json_each($1)) AND lock_token = $2",
-    )
-    .bind(Json(ids))
-    .bind(token)
-    .bind(now.plus(lease))
-    .execute(c)
-    .await
-    .map(|done| done.rows_affected())
-}
-
-fn tokens(owed: &Owed) -> Json<Vec<uuid::fmt::Simple>> {
-    Json(owed.tokens.iter().map(|token| token.simple()).collect())
+) -> sqlx::Result<()> {
+    for (sql, ids) in [
+        (
+            "UPDATE messaging_queue SET lease_until = $3
+             WHERE id IN (SELECT value FROM json_each($1)) AND lock_token = $2",
+            &places.rows,
+        ),
+        (
+            "UPDATE messaging_bundles SET lease_until = $3
+             WHERE id IN (SELECT value FROM json_each($1)) AND lock_token = $2",
+            &places.bundles,
+        ),
+    ] {
+        query(sql).bind(Json(ids)).bind(token).bind(now.plus(lease)).execute(&mut *c).await?;
+    }
+    Ok(())
 }
 
 pub async fn delete(c: &mut SqliteConnection, owed: &Owed) -> sqlx::Result<u64> {
-    if owed.ids.is_empty() {
-        return Ok(0);
+    let tokens: Vec<_> = owed.tokens.iter().map(|token| token.simple()).collect();
+    let mut settled = 0;
+    for (sql, ids) in [
+        (
+            "DELETE FROM messaging_queue
+             WHERE id IN (SELECT value FROM json_each($1)) AND lock_token IN (SELECT unhex(value) FROM json_each($2))",
+            &owed.places.rows,
+        ),
+        (
+            "DELETE FROM messaging_bundles
+             WHERE id IN (SELECT value FROM json_each($1)) AND lock_token IN (SELECT unhex(value) FROM json_each($2))",
+            &owed.places.bundles,
+        ),
+    ] {
+        if !ids.is_empty() {
+            settled += query(sql).bind(Json(ids)).bind(Json(&tokens)).execute(&mut *c).await?.rows_affected();
+        }
     }
+    Ok(settled)
+}
+
+pub async fn unpack(c: &mut SqliteConnection, queue: &str, now: Timestamp) -> sqlx::Result<()> {
     query(
-        "DELETE FROM messaging_queue
-         WHERE id IN (SELECT value FROM json_each($1)) AND lock_token IN (SELECT unhex(value) FROM json_each($2))",
+        "INSERT INTO messaging_queue (queue, outbox_ref, enqueued_at, deliveries)
+         SELECT queue, part.value, enqueued_at, 1 FROM messaging_bundles, json_each(outbox_refs) AS part
+         WHERE queue = $1 AND lease_until <= $2 ORDER BY part.value",
     )
-    .bind(Json(&owed.ids))
-    .bind(tokens(owed))
+    .bind(queue)
+    .bind(now)
+    .execute(&mut *c)
+    .await?;
+    query("DELETE FROM messaging_bundles WHERE queue = $1 AND lease_until <= $2")
+        .bind(queue)
+        .bind(now)
+        .execute(c)
+        .await
+        .map(drop)
+}
+
+pub async fn take_out(c: &mut SqliteConnection, leaving: &Leaving<'_>, now: Timestamp) -> sqlx::Result<u64> {
+    let leaves: Vec<_> = leaving.numbers.iter().zip(leaving.deaths).collect();
+    query(
+        "INSERT INTO messaging_queue (queue, outbox_ref, x_death, enqueued_at)
+         SELECT $4, b.outbox_refs ->> (l.value ->> 0), l.value ->> 1,
+             CASE WHEN l.value ->> 1 IS NULL THEN b.enqueued_at ELSE $5 END
+         FROM messaging_bundles b, json_each($3) AS l WHERE b.id = $1 AND b.lock_token = $2 ORDER BY l.value ->> 0",
+    )
+    .bind(leaving.bundle)
+    .bind(leaving.token)
+    .bind(Json(leaves))
+    .bind(leaving.queue)
+    .bind(now)
     .execute(c)
     .await
     .map(|done| done.rows_affected())
@@ -140,9 +184,9 @@ pub async fn delete(c: &mut SqliteConnection, owed: &Owed) -> sqlx::Result<u64> 
 
 pub async fn free_leftovers(c: &mut SqliteConnection) -> sqlx::Result<()> {
     query("UPDATE messaging_queue SET lock_token = NULL, lease_until = NULL WHERE lock_token IS NOT NULL")
-        .execute(c)
-        .await
-        .map(drop)
+        .execute(&mut *c)
+        .await?;
+    query("UPDATE messaging_bundles SET lease_until = 0").execute(c).await.map(drop)
 }
 
 pub async fn give_back(c: &mut SqliteConnection, ids: &[i64], token: Uuid) -> sqlx::Result<u64> {
@@ -189,11 +233,18 @@ pub async fn count(
 ) -> sqlx::Result<Vec<Depth>> {
     let rows: Vec<(String, i64, i64, Option<Timestamp>, i64)> = query_as(
         "SELECT name,
-             (SELECT count(*) FROM messaging_queue WHERE queue = name AND (lease_until IS NULL OR lease_until <= $2)),
-             (SELECT count(*) FROM messaging_queue WHERE queue = name AND lease_until > $2),
-             (SELECT enqueued_at FROM messaging_queue WHERE queue = name ORDER BY id LIMIT 1),
+             (SELECT count(*) FROM messaging_queue WHERE queue = name AND (lease_until IS NULL OR lease_until <= $2))
+                 + COALESCE(b.ready, 0),
+             (SELECT count(*) FROM messaging_queue WHERE queue = name AND lease_until > $2)
+                 + COALESCE(b.held, 0),
+             (SELECT min(at) FROM (SELECT b.oldest AS at UNION ALL
+                 SELECT (SELECT enqueued_at FROM messaging_queue WHERE queue = name ORDER BY id LIMIT 1))),
              (SELECT count(*) FROM messaging_subscriptions WHERE queue = name AND seen_at > $2 - $3)
-         FROM (SELECT value AS name FROM jsonb_each($1))",
+         FROM (SELECT value AS name FROM jsonb_each($1))
+         LEFT JOIN (SELECT queue, min(enqueued_at) AS oldest,
+                 sum(json_array_length(outbox_refs)) FILTER (WHERE lease_until <= $2) AS ready,
+                 sum(json_array_length(outbox_refs)) FILTER (WHERE lease_until > $2) AS held
+             FROM messaging_bundles GROUP BY queue) AS b ON b.queue = name",
     )
     .bind(Json(queues))
     .bind(now)
