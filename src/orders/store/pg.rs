@@ -85,13 +85,19 @@ pub async fn answer_many(
     hold: Duration,
     now: Timestamp,
 ) -> sqlx::Result<u64> {
-    sqlx::query(
+    let moved: i64 = sqlx::query_scalar(
         // `|| ''` hides the status from the planner: its statistics may say that no order is placed, taken just before
         // thousands were, and it would then compare each of those with each answer.
-        "UPDATE orders_orders o SET status = a.status, reason = a.reason, updated_at = $5,
-             hold_expires_at = CASE a.status WHEN 'reserved' THEN now() + $6 * interval '1 ms' END
-         FROM UNNEST($1::text[], $2::uuid[], $3::text[], $4::text[]) AS a(group_id, id, status, reason)
-         WHERE o.group_id = a.group_id AND o.id = a.id AND o.status || '' = 'placed'",
+        "WITH moved AS (
+             UPDATE orders_orders o SET status = a.status, reason = a.reason, updated_at = $5,
+                 hold_expires_at = CASE a.status WHEN 'reserved' THEN now() + $6 * interval '1 ms' END
+             FROM UNNEST($1::text[], $2::uuid[], $3::text[], $4::text[]) AS a(group_id, id, status, reason)
+             WHERE o.group_id = a.group_id AND o.id = a.id AND o.status || '' = 'placed'
+             RETURNING o.group_id, o.id, o.hold_expires_at),
+         held AS (
+             INSERT INTO orders_holds (expires_at, order_id, group_id)
+             SELECT hold_expires_at, id, group_id FROM moved WHERE hold_expires_at IS NOT NULL)
+         SELECT count(*) FROM moved",
     )
     .bind(answers.iter().map(|answer| answer.group_id.as_str()).collect::<Vec<_>>())
     .bind(answers.iter().map(|answer| answer.order_id.0).collect::<Vec<_>>())
@@ -99,9 +105,9 @@ pub async fn answer_many(
     .bind(answers.iter().map(|answer| answer.reason.as_deref()).collect::<Vec<_>>())
     .bind(now)
     .bind(millis(hold))
-    .execute(c)
-    .await
-    .map(|done| done.rows_affected())
+    .fetch_one(c)
+    .await?;
+    Ok(moved.unsigned_abs())
 }
 
 pub async fn select_locked(c: &mut PgConnection, orders: &[(&str, OrderId)]) -> sqlx::Result<Vec<StandingColumns>> {
@@ -154,10 +160,16 @@ pub async fn write_step_keys(c: &mut PgConnection, keys: &[StepKey<'_>], now: Ti
 }
 
 pub async fn move_many(c: &mut PgConnection, taken: &[Taken<'_>], now: Timestamp) -> sqlx::Result<u64> {
-    sqlx::query(
-        "UPDATE orders_orders o SET status = t.status, reason = t.reason, updated_at = $6, hold_expires_at = NULL
-         FROM UNNEST($1::text[], $2::uuid[], $3::text[], $4::text[], $5::text[]) AS t(group_id, id, was, status, reason)
-         WHERE o.group_id = t.group_id AND o.id = t.id AND o.status = t.was",
+    let moved: i64 = sqlx::query_scalar(
+        "WITH moved AS (
+             UPDATE orders_orders o SET status = t.status, reason = t.reason, updated_at = $6, hold_expires_at = NULL
+             FROM UNNEST($1::text[], $2::uuid[], $3::text[], $4::text[], $5::text[]) AS t(group_id, id, was, status, reason)
+             JOIN orders_orders held ON held.group_id = t.group_id AND held.id = t.id
+             WHERE o.group_id = t.group_id AND o.id = t.id AND o.status = t.was
+             RETURNING o.id, held.hold_expires_at),
+         ended AS (
+             DELETE FROM orders_holds h USING moved WHERE h.expires_at = moved.hold_expires_at AND h.order_id = moved.id)
+         SELECT count(*) FROM moved",
     )
     .bind(taken.iter().map(|step| step.group_id).collect::<Vec<_>>())
     .bind(taken.iter().map(|step| step.id.0).collect::<Vec<_>>())
@@ -165,17 +177,13 @@ pub async fn move_many(c: &mut PgConnection, taken: &[Taken<'_>], now: Timestamp
     .bind(taken.iter().map(|step| step.to.as_str()).collect::<Vec<_>>())
     .bind(taken.iter().map(|step| step.reason).collect::<Vec<_>>())
     .bind(now)
-    .execute(c)
-    .await
-    .map(|done| done.rows_affected())
+    .fetch_one(c)
+    .await?;
+    Ok(moved.unsigned_abs())
 }
 
 pub async fn any_hold_over(c: &mut PgConnection, _now: Timestamp) -> sqlx::Result<bool> {
-    sqlx::query_scalar(
-        "SELECT EXISTS (SELECT 1 FROM orders_orders WHERE status = 'reserved' AND hold_expires_at <= now())",
-    )
-    .fetch_one(c)
-    .await
+    sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM orders_holds WHERE expires_at <= now())").fetch_one(c).await
 }
 
 pub async fn end_holds(
@@ -186,10 +194,13 @@ pub async fn end_holds(
 ) -> sqlx::Result<Vec<StandingColumns>> {
     sqlx::query_as(
         "WITH due AS MATERIALIZED (
-             SELECT group_id, id FROM orders_orders WHERE status = 'reserved' AND hold_expires_at <= now()
-             ORDER BY hold_expires_at LIMIT $1 FOR UPDATE SKIP LOCKED)
+             SELECT h.expires_at, h.order_id, h.group_id FROM orders_holds h
+             JOIN orders_orders o ON o.group_id = h.group_id AND o.id = h.order_id
+             WHERE h.expires_at <= now() ORDER BY h.expires_at LIMIT $1 FOR UPDATE SKIP LOCKED),
+         ended AS (
+             DELETE FROM orders_holds h USING due WHERE h.expires_at = due.expires_at AND h.order_id = due.order_id)
          UPDATE orders_orders o SET status = 'expired', reason = $2, updated_at = $3
-         FROM due WHERE o.group_id = due.group_id AND o.id = due.id AND o.status = 'reserved'
+         FROM due WHERE o.group_id = due.group_id AND o.id = due.order_id AND o.status = 'reserved'
          RETURNING o.group_id, o.id, o.number, o.subsidiary_id, o.correlation_id, o.status, o.customer_id,
              o.total_minor, o.currency, o.updated_at",
     )

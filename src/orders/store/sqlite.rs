@@ -3,7 +3,7 @@ use std::time::Duration;
 use sqlx::types::Json;
 use uuid::Uuid;
 
-use super::{Answer, Key, Order, OrderId, StandingColumns, StepKey, Taken};
+use super::{Answer, Key, Order, OrderId, StandingColumns, Status, StepKey, Taken};
 use crate::clock::Timestamp;
 use crate::db::sqlite::{SqliteConnection, query, query_as, query_scalar};
 
@@ -90,6 +90,12 @@ pub async fn answer_many(
             (&answer.group_id, answer.order_id.0, answer.status.as_str(), &answer.reason, now, held_until)
         }),
     )?;
+    let held = answers.iter().zip(&moved).filter(|(answer, moved)| answer.status == Status::Reserved && **moved > 0);
+    c.insert_each(
+        "INSERT INTO orders_holds (expires_at, order_id, group_id)",
+        held.map(|(answer, _)| (held_until, answer.order_id.0, &answer.group_id)),
+        "",
+    )?;
     Ok(moved.iter().sum())
 }
 
@@ -150,6 +156,15 @@ pub async fn move_many(c: &mut SqliteConnection, taken: &[Taken<'_>], now: Times
         .map(|step| (step.group_id, step.id.0.simple(), step.from.as_str(), step.to.as_str(), step.reason))
         .collect();
     query(
+        "DELETE FROM orders_holds WHERE (expires_at, order_id) IN (
+             SELECT o.hold_expires_at, o.id FROM jsonb_each($1) AS t
+             CROSS JOIN orders_orders o ON o.group_id = t.value ->> 0 AND o.id = unhex(t.value ->> 1)
+             WHERE o.status = t.value ->> 2)",
+    )
+    .bind(Json(&rows))
+    .execute(&mut *c)
+    .await?;
+    query(
         "UPDATE orders_orders SET status = t.value ->> 3, reason = t.value ->> 4, updated_at = $2,
              hold_expires_at = NULL
          FROM jsonb_each($1) AS t
@@ -163,10 +178,7 @@ pub async fn move_many(c: &mut SqliteConnection, taken: &[Taken<'_>], now: Times
 }
 
 pub async fn any_hold_over(c: &mut SqliteConnection, now: Timestamp) -> sqlx::Result<bool> {
-    query_scalar("SELECT EXISTS (SELECT 1 FROM orders_orders WHERE status = 'reserved' AND hold_expires_at <= $1)")
-        .bind(now)
-        .fetch_one(c)
-        .await
+    query_scalar("SELECT EXISTS (SELECT 1 FROM orders_holds WHERE expires_at <= $1)").bind(now).fetch_one(c).await
 }
 
 pub async fn end_holds(
@@ -175,18 +187,27 @@ pub async fn end_holds(
     reason: Option<&str>,
     now: Timestamp,
 ) -> sqlx::Result<Vec<StandingColumns>> {
-    query_as(
+    let ended = query_as(
         "UPDATE orders_orders SET status = 'expired', reason = $2, updated_at = $3
-         WHERE (group_id, id) IN (SELECT group_id, id FROM orders_orders
-             WHERE status = 'reserved' AND hold_expires_at <= $3 ORDER BY hold_expires_at LIMIT $1)
+         WHERE status = 'reserved' AND (group_id, id) IN (
+             SELECT group_id, order_id FROM orders_holds WHERE expires_at <= $3 ORDER BY expires_at LIMIT $1)
          RETURNING group_id, id, number, subsidiary_id, correlation_id, status, customer_id, total_minor, currency,
              updated_at",
     )
     .bind(limit)
     .bind(reason)
     .bind(now)
-    .fetch_all(c)
-    .await
+    .fetch_all(&mut *c)
+    .await?;
+    query(
+        "DELETE FROM orders_holds WHERE (expires_at, order_id) IN (
+             SELECT expires_at, order_id FROM orders_holds WHERE expires_at <= $2 ORDER BY expires_at LIMIT $1)",
+    )
+    .bind(limit)
+    .bind(now)
+    .execute(c)
+    .await?;
+    Ok(ended)
 }
 
 pub async fn select_lines(

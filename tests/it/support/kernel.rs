@@ -280,6 +280,7 @@ impl Rig {
                 "UPDATE messaging_inbox SET lease_until = lease_until - $1 * interval '1 ms',
                      deadline_at = deadline_at - $1 * interval '1 ms'",
                 "UPDATE orders_orders SET hold_expires_at = hold_expires_at - $1 * interval '1 ms'",
+                "UPDATE orders_holds SET expires_at = expires_at - $1 * interval '1 ms'",
                 "UPDATE messaging_jobs SET next_at = next_at - $1 * interval '1 ms'",
             ] {
                 let mut tx = self.db.begin().await.unwrap();
