@@ -1,12 +1,15 @@
-//! The outermost layer: gives each request its id, and each error its problem+json body.
+//! The outermost layer: times each request and gives it its id, each error its problem+json body, and every answer the
+//! headers that browsers heed.
 
-use axum::extract::{MatchedPath, Request};
+use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use super::extract::bad_filter;
+use super::headers;
 use super::limits::{OVERLOADED, RATE_LIMIT, RATE_LIMIT_POLICY};
+use super::meter::{Meter, Timing};
 use super::page::NextCursor;
 use super::problem::Problem;
 use super::serve::HEAD_BYTES_MAX;
@@ -20,7 +23,8 @@ const REQUEST_ID_CHARS_MAX: usize = 64;
 #[derive(Debug, Clone)]
 pub struct RequestId(pub String);
 
-pub async fn finish(mut request: Request, next: Next) -> Response {
+pub async fn finish(State(meter): State<Meter>, mut request: Request, next: Next) -> Response {
+    let timing = Timing::start(&request);
     let id = request
         .headers()
         .get(&X_REQUEST_ID)
@@ -52,6 +56,8 @@ pub async fn finish(mut request: Request, next: Next) -> Response {
     if let Ok(id) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(X_REQUEST_ID.clone(), id);
     }
+    headers::secure(uri.path(), response.headers_mut());
+    timing.end(response.status(), &meter);
     response
 }
 

@@ -218,8 +218,8 @@ impl Rule {
     }
 }
 
-/// Lets a request through to its route, or refuses it; refusals count against the address they came from, so that keys
-/// are not tried faster than requests are made.
+/// Lets a request through to its route, within the limits, or refuses it; refusals count against the address they came
+/// from, so that keys are not tried faster than requests are made.
 pub async fn guard(State(gate): State<Arc<(Guard, Limiter)>>, mut request: Request, next: Next) -> Response {
     let (guard, limiter) = &*gate;
     let rule = match guard.rule(&request) {
@@ -227,16 +227,17 @@ pub async fn guard(State(gate): State<Arc<(Guard, Limiter)>>, mut request: Reque
         Err(refusal) => return refusal,
     };
     if rule == Rule::Anybody {
-        return next.run(request).await;
+        return limiter.pass(request, next).await;
     }
     let (origin, is_probe) = (Origin::of(&request), is_always_answered(&request));
     let headers = request.headers();
     let who = match guard.claim(headers) {
         Ok(Claim::Nothing) => Ok(Who::Nobody),
         Ok(Claim::Identity(identity)) => Ok(Who::Known(identity)),
-        Ok(Claim::Session(session)) if is_probe => guard.resume_in_time(session, headers).await,
+        // Boxed: every request would carry the room for it.
+        Ok(Claim::Session(session)) if is_probe => Box::pin(guard.resume_in_time(session, headers)).await,
         Ok(Claim::Session(session)) => match limiter.place_for_stranger(&origin).await {
-            Ok(_place) => guard.resume(session, headers).await.map(Who::Known),
+            Ok(_place) => Box::pin(guard.resume(session, headers)).await.map(Who::Known),
             Err(refusal) => return refusal,
         },
         Err(problem) => Err(problem),
@@ -246,7 +247,7 @@ pub async fn guard(State(gate): State<Arc<(Guard, Limiter)>>, mut request: Reque
             if let Some(identity) = identity {
                 request.extensions_mut().insert(identity);
             }
-            next.run(request).await
+            limiter.pass(request, next).await
         }
         Err(problem) => limiter.refuse_stranger(&origin).unwrap_or_else(|| problem.into_response()),
     }

@@ -1,9 +1,6 @@
 //! What every answer tells a browser: run nothing, frame nothing, guess nothing, keep nothing that is a tenant's.
 
-use axum::extract::Request;
-use axum::http::{HeaderName, HeaderValue, header};
-use axum::middleware::Next;
-use axum::response::Response;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 
 /// An answer of the API is data, never a page.
 const DATA_POLICY: &str = "default-src 'none'; frame-ancestors 'none'";
@@ -21,16 +18,11 @@ const ALWAYS: [(HeaderName, &str); 6] = [
     (HeaderName::from_static("permissions-policy"), "camera=(), geolocation=(), microphone=(), payment=(), usb=()"),
 ];
 
-/// Adds what the handler has not said itself.
-pub async fn secure(request: Request, next: Next) -> Response {
-    let path = request.uri().path();
-    let (is_api, is_docs) = (path.starts_with("/v1/"), path.starts_with("/docs"));
-    let mut response = next.run(request).await;
-    let policy = if is_docs { DOCS_POLICY } else { DATA_POLICY };
-    let caching = is_api.then_some((header::CACHE_CONTROL, "no-store"));
-    let answer = response.headers_mut();
+/// Adds what the handler of `path` has not said itself.
+pub fn secure(path: &str, answer: &mut HeaderMap) {
+    let policy = if path.starts_with("/docs") { DOCS_POLICY } else { DATA_POLICY };
+    let caching = path.starts_with("/v1/").then_some((header::CACHE_CONTROL, "no-store"));
     for (name, value) in ALWAYS.into_iter().chain([(header::CONTENT_SECURITY_POLICY, policy)]).chain(caching) {
         answer.entry(name).or_insert(HeaderValue::from_static(value));
     }
-    response
 }

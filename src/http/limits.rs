@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::body::{Body, HttpBody};
-use axum::extract::{MatchedPath, Request, State};
+use axum::extract::{MatchedPath, Request};
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -40,9 +40,8 @@ const ALWAYS: [&str; 5] = ["/livez", "/readyz", "/startupz", "/v1/health", "/v1/
 /// Callers remembered at most; those who have not asked for a while are forgotten.
 const CALLERS_MAX: usize = 10_000;
 
-#[derive(Clone)]
 pub struct Limiter {
-    rate: Option<Arc<Rate>>,
+    rate: Option<Rate>,
     places: Arc<Semaphore>,
     body_bytes_max: usize,
     body_timeout: Duration,
@@ -51,7 +50,7 @@ pub struct Limiter {
 impl Limiter {
     pub fn new(limits: &super::Limits) -> Self {
         Self {
-            rate: limits.rate.map(|rate| Arc::new(Rate::new(rate))),
+            rate: limits.rate.map(Rate::new),
             places: Arc::new(Semaphore::new(limits.in_flight_max)),
             body_bytes_max: limits.buffer_bytes_max,
             body_timeout: limits.body_timeout,
@@ -95,31 +94,6 @@ pub fn is_always_answered(request: &Request) -> bool {
     ALWAYS.contains(&path)
 }
 
-pub async fn limit(State(limiter): State<Limiter>, request: Request, next: Next) -> Response {
-    if is_always_answered(&request) {
-        return next.run(request).await;
-    }
-    if let Some(rate) = &limiter.rate
-        && let Err(wait) = rate.admit(Sender::of(&request), Instant::now())
-    {
-        return rate.refuse(wait);
-    }
-    let mut request = match limiter.with_body(request).await {
-        Ok(request) => request,
-        Err(problem) => return problem.into_response(),
-    };
-    let Ok(permit) = limiter.places.clone().try_acquire_owned() else {
-        let origin = Origin::of(&request);
-        drop(request);
-        return origin.refuse().await;
-    };
-    let place = Place(Arc::new(Mutex::new(Some(permit))));
-    request.extensions_mut().insert(place.clone());
-    let response = next.run(request).await;
-    place.give_back();
-    response
-}
-
 /// Where a request came from, and what was said there before.
 pub struct Origin {
     address: IpAddr,
@@ -140,6 +114,32 @@ impl Origin {
 }
 
 impl Limiter {
+    /// Lets a request through to its route if that is not too much.
+    pub async fn pass(&self, request: Request, next: Next) -> Response {
+        if is_always_answered(&request) {
+            return next.run(request).await;
+        }
+        if let Some(rate) = &self.rate
+            && let Err(wait) = rate.admit(Sender::of(&request), Instant::now())
+        {
+            return rate.refuse(wait);
+        }
+        let mut request = match self.with_body(request).await {
+            Ok(request) => request,
+            Err(problem) => return problem.into_response(),
+        };
+        let Ok(permit) = self.places.clone().try_acquire_owned() else {
+            let origin = Origin::of(&request);
+            drop(request);
+            return origin.refuse().await;
+        };
+        let place = Place(Arc::new(Mutex::new(Some(permit))));
+        request.extensions_mut().insert(place.clone());
+        let response = next.run(request).await;
+        place.give_back();
+        response
+    }
+
     /// For a request that is refused anyway: the answer to give instead if its address sends more of them than it may.
     pub fn refuse_stranger(&self, origin: &Origin) -> Option<Response> {
         let rate = self.rate.as_ref()?;

@@ -3,10 +3,8 @@
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use axum::extract::{MatchedPath, Request, State};
-use axum::http::Method;
-use axum::middleware::Next;
-use axum::response::Response;
+use axum::extract::{MatchedPath, Request};
+use axum::http::{Method, StatusCode};
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
@@ -24,14 +22,23 @@ pub fn new(metrics: &Arc<Metrics>) -> Meter {
     meter
 }
 
-pub async fn measure(State(meter): State<Meter>, request: Request, next: Next) -> Response {
-    let started = Instant::now();
-    let route = Route(request.extensions().get::<MatchedPath>().cloned());
-    let method = method_of(request.method());
-    let response = next.run(request).await;
-    let answered = Answered { route, method, status: response.status().as_u16() };
-    meter.get_or_create(&answered).observe(started.elapsed().as_secs_f64());
-    response
+/// A request that is being answered.
+pub struct Timing {
+    started: Instant,
+    route: Route,
+    method: &'static str,
+}
+
+impl Timing {
+    pub fn start(request: &Request) -> Self {
+        let route = Route(request.extensions().get::<MatchedPath>().cloned());
+        Self { started: Instant::now(), route, method: method_of(request.method()) }
+    }
+
+    pub fn end(self, status: StatusCode, meter: &Meter) {
+        let answered = Answered { route: self.route, method: self.method, status: status.as_u16() };
+        meter.get_or_create(&answered).observe(self.started.elapsed().as_secs_f64());
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]

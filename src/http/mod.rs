@@ -91,20 +91,20 @@ pub fn finish(router: Router, guard: Guard, api: OpenApi, limits: &Limits, metri
     let swagger = SwaggerUi::new("/docs")
         .url("/openapi.json", api)
         .config(utoipa_swagger_ui::Config::default().try_it_out_enabled(true));
-    let limiter = Limiter::new(limits);
+    let gate = Arc::new((guard, Limiter::new(limits)));
+    let panicked =
+        |_: Box<dyn std::any::Any + Send>| -> Response { Problem::internal("a handler panicked").into_response() };
     router
-        .route_layer(middleware::from_fn_with_state(limiter.clone(), limits::limit))
-        .route_layer(middleware::from_fn_with_state(Arc::new((guard, limiter)), guard::guard))
+        .route_layer(middleware::from_fn_with_state(gate, guard::guard))
         .merge(dashboard::routes())
         .merge(swagger)
         .fallback(async || Problem::not_found("there is nothing at this path; see /docs"))
-        .layer(CsrfLayer::new().with_rejection_response(cross_site))
-        .layer(DefaultBodyLimit::max(limits.body_bytes_max))
-        .layer(TimeoutLayer::with_status_code(StatusCode::SERVICE_UNAVAILABLE, limits.request_timeout))
-        .layer(CatchPanicLayer::custom(|_: Box<dyn std::any::Any + Send>| -> Response {
-            Problem::internal("a handler panicked").into_response()
-        }))
-        .layer(middleware::from_fn(finish::finish))
-        .layer(middleware::from_fn_with_state(meter::new(metrics), meter::measure))
-        .layer(middleware::from_fn(headers::secure))
+        // The outermost first. Given one by one, each would be boxed, and cloned by every one around it for each request.
+        .layer((
+            middleware::from_fn_with_state(meter::new(metrics), finish::finish),
+            CatchPanicLayer::custom(panicked),
+            TimeoutLayer::with_status_code(StatusCode::SERVICE_UNAVAILABLE, limits.request_timeout),
+            DefaultBodyLimit::max(limits.body_bytes_max),
+            CsrfLayer::new().with_rejection_response(cross_site),
+        ))
 }
