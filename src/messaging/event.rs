@@ -239,11 +239,18 @@ pub fn without_nul(text: &str) -> String {
 
 /// Text that can stand in a column, a header and a log line as it is.
 pub fn is_plain_text(text: &str, chars_max: usize) -> bool {
-    !text.is_empty() && text.chars().count() <= chars_max && !text.chars().any(char::is_control)
+    let is_ascii = text.bytes().all(|byte| matches!(byte, b' '..=b'~'));
+    let has_control = !is_ascii && text.chars().any(char::is_control);
+    let length = if is_ascii { text.len() } else { text.chars().count() };
+    !has_control && (1..=chars_max).contains(&length)
 }
 
 /// Counts brackets outside strings; says nothing on whether the JSON is well formed.
 fn nests_deeper_than(json: &[u8], depth_max: usize) -> bool {
+    // Nearly all have fewer than that, which is quickly seen.
+    if json.iter().filter(|byte| matches!(byte, b'{' | b'[')).count() <= depth_max {
+        return false;
+    }
     let (mut depth, mut in_string, mut escaped) = (0usize, false, false);
     for &byte in json {
         if in_string {

@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::error::OrderError;
-use super::service::{self, Placed, StepRequest, Stepped, Submission};
+use super::service::{self, Draft, Placed, StepRequest, Stepped, Submission};
 use crate::db::{Db, Trouble, Tx};
 use crate::messaging::faults::Faults;
 use crate::messaging::health::{Health, Pulse};
@@ -31,14 +31,24 @@ const RERUNS_MAX: u32 = 10;
 
 /// What somebody came for, and where the answer goes.
 enum Waiting {
-    ToPlace { submission: Submission, answer: oneshot::Sender<Result<Placed, OrderError>> },
-    ToStep { request: StepRequest, answer: oneshot::Sender<Result<Stepped, OrderError>> },
+    ToPlace {
+        submission: Submission,
+        /// For the first attempt; another would need another number.
+        draft: Option<Box<Draft>>,
+        answer: oneshot::Sender<Result<Placed, OrderError>>,
+    },
+    ToStep {
+        request: StepRequest,
+        answer: oneshot::Sender<Result<Stepped, OrderError>>,
+    },
 }
 
 /// The counter, for whoever has an order to place.
 #[derive(Clone)]
 pub struct Desk {
     counter: mpsc::Sender<Waiting>,
+    db: Db,
+    numbers: Arc<Numbers>,
 }
 
 impl Desk {
@@ -46,13 +56,15 @@ impl Desk {
     pub fn open(db: Db, faults: Faults, health: &Health, numbers: Arc<Numbers>) -> (Self, Clerk) {
         let (counter, waiting) = mpsc::channel(WAITING_MAX);
         let pulse = health.register_serving(NAME);
-        (Self { counter }, Clerk { db, faults, pulse, numbers, waiting })
+        let desk = Self { counter, db: db.clone(), numbers: numbers.clone() };
+        (desk, Clerk { db, faults, pulse, numbers, waiting })
     }
 
     /// Places an order; returns once it is committed.
     pub async fn place(&self, submission: Submission) -> Result<Placed, OrderError> {
         let (answer, answered) = oneshot::channel();
-        self.counter.send(Waiting::ToPlace { submission, answer }).await.map_err(|_| OrderError::Draining)?;
+        let draft = Some(Box::new(submission.draft(&self.numbers, self.db.clock().now())));
+        self.counter.send(Waiting::ToPlace { submission, draft, answer }).await.map_err(|_| OrderError::Draining)?;
         answered.await.map_err(|_| OrderError::Draining)?
     }
 
@@ -113,7 +125,7 @@ impl Clerk {
                 Some(begun) => begun,
                 None => self.db.begin_ahead().await,
             };
-            match self.handle(begun, &group).await {
+            match self.handle(begun, &mut group).await {
                 Ok(answers) => {
                     self.pulse.running(self.db.clock().now());
                     answers.give(group);
@@ -138,7 +150,7 @@ impl Clerk {
     }
 
     /// One transaction for all of them, run again while it merely loses to others or meets a taken number.
-    async fn handle(&self, begun: sqlx::Result<Tx>, group: &[Waiting]) -> sqlx::Result<Answers> {
+    async fn handle(&self, begun: sqlx::Result<Tx>, group: &mut [Waiting]) -> sqlx::Result<Answers> {
         let mut tx = begun;
         let mut reruns = 0;
         loop {
@@ -153,17 +165,21 @@ impl Clerk {
         }
     }
 
-    async fn handle_once(&self, mut tx: Tx, group: &[Waiting]) -> sqlx::Result<Answers> {
-        let (mut submissions, mut requests) = (Vec::new(), Vec::new());
+    async fn handle_once(&self, mut tx: Tx, group: &mut [Waiting]) -> sqlx::Result<Answers> {
+        let (mut submitted, mut requests) = (Vec::new(), Vec::new());
         for waiting in group {
             match waiting {
-                Waiting::ToPlace { submission, .. } => submissions.push(submission),
-                Waiting::ToStep { request, .. } => requests.push(request),
+                Waiting::ToPlace { submission, draft, .. } => {
+                    let first = draft.take().map(|draft| *draft);
+                    let draft = first.unwrap_or_else(|| submission.draft(&self.numbers, tx.now()));
+                    submitted.push((&*submission, draft));
+                }
+                Waiting::ToStep { request, .. } => requests.push(&*request),
             }
         }
         let mut answers = Answers::default();
-        if !submissions.is_empty() {
-            answers.placed = service::place_many(&mut tx, &submissions, &self.numbers).await?;
+        if !submitted.is_empty() {
+            answers.placed = service::place_many(&mut tx, submitted).await?;
         }
         if !requests.is_empty() {
             answers.stepped = service::step_many(&mut tx, &requests).await?;

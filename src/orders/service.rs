@@ -44,48 +44,56 @@ pub enum Placed {
     },
 }
 
+/// The order that a submission comes to unless its key was used before, and the event that tells of it.
+#[derive(Debug)]
+pub struct Draft {
+    order: Order,
+    told: outbox::Entry,
+}
+
+impl Submission {
+    /// Made before the transaction begins: others wait for the database meanwhile.
+    pub fn draft(&self, numbers: &Numbers, now: Timestamp) -> Draft {
+        let order = Order::place(&self.request, &self.placing, numbers.mint(), now);
+        let told = outbox::Entry::from(&placed_event(&order, self.placing.traceparent));
+        Draft { order, told }
+    }
+}
+
 /// The idempotency scope of placing orders.
 const PLACE_ROUTE: &str = "POST /v1/orders";
 
 /// Places orders: one answer per submission, in order. Keys, orders, lines and events are one commit.
-pub async fn place_many(tx: &mut Tx, submissions: &[&Submission], numbers: &Numbers) -> sqlx::Result<Vec<Placed>> {
-    let now = tx.now();
-    let drafts: Vec<Order> =
-        submissions.iter().map(|s| Order::place(&s.request, &s.placing, numbers.mint(), now)).collect();
-    let earlier = claim_keys(tx, submissions, &drafts).await?;
-    let mut orders = Vec::with_capacity(drafts.len());
-    let mut events = Vec::with_capacity(drafts.len());
-    let placed = drafts
-        .into_iter()
-        .zip(earlier)
-        .zip(submissions)
-        .map(|((draft, earlier), submission)| {
-            earlier.unwrap_or_else(|| {
-                events.push(placed_event(&draft, submission.placing.traceparent));
-                orders.push(draft.clone());
-                Placed::New(draft)
-            })
-        })
-        .collect();
+pub async fn place_many(tx: &mut Tx, submitted: Vec<(&Submission, Draft)>) -> sqlx::Result<Vec<Placed>> {
+    let earlier = claim_keys(tx, &submitted).await?;
+    let (mut orders, mut told) = (Vec::with_capacity(submitted.len()), Vec::with_capacity(submitted.len()));
+    for ((_, draft), earlier) in submitted.into_iter().zip(&earlier) {
+        if earlier.is_none() {
+            orders.push(draft.order);
+            told.push(draft.told);
+        }
+    }
     if !orders.is_empty() {
         store::insert_many(tx, &orders).await?;
-        outbox::append_events(tx, &events).await?;
+        outbox::append_told(tx, &told).await?;
     }
-    Ok(placed)
+    let mut orders = orders.into_iter();
+    let mut new = || Placed::New(orders.next().expect("an order for each submission whose key is new"));
+    Ok(earlier.into_iter().map(|earlier| earlier.unwrap_or_else(&mut new)).collect())
 }
 
 /// Claims the idempotency keys among the submissions; `Some` for those whose key was used before.
-async fn claim_keys(tx: &mut Tx, submissions: &[&Submission], drafts: &[Order]) -> sqlx::Result<Vec<Option<Placed>>> {
+async fn claim_keys(tx: &mut Tx, submitted: &[(&Submission, Draft)]) -> sqlx::Result<Vec<Option<Placed>>> {
     let now = tx.now();
     let mut firsts: HashMap<(&str, &str), KeyUse> = HashMap::new();
-    for (submission, draft) in submissions.iter().zip(drafts) {
+    for (submission, draft) in submitted {
         if let Some(key) = &submission.key {
-            let first_use = KeyUse { fingerprint: key.fingerprint, order_id: draft.id };
+            let first_use = KeyUse { fingerprint: key.fingerprint, order_id: draft.order.id };
             firsts.entry((&submission.placing.group_id, &key.key)).or_insert(first_use);
         }
     }
     if firsts.is_empty() {
-        return Ok(vec![None; submissions.len()]);
+        return Ok(vec![None; submitted.len()]);
     }
     let mut keys: Vec<Key<'_>> = firsts
         .iter()
@@ -95,13 +103,12 @@ async fn claim_keys(tx: &mut Tx, submissions: &[&Submission], drafts: &[Order]) 
     let stored = store::claim_keys(tx, &keys, now).await?;
     let standing: HashMap<(&str, &str), &KeyUse> =
         keys.iter().map(|key| (key.group_id, key.key)).zip(&stored).collect();
-    Ok(submissions
+    Ok(submitted
         .iter()
-        .zip(drafts)
         .map(|(submission, draft)| {
             let key = submission.key.as_ref()?;
             let first_use = standing[&(submission.placing.group_id.as_str(), key.key.as_str())];
-            if first_use.order_id == draft.id {
+            if first_use.order_id == draft.order.id {
                 None
             } else if first_use.fingerprint == key.fingerprint {
                 Some(Placed::Replay(first_use.order_id))

@@ -176,24 +176,30 @@ fn headers_of(traceparent: Option<Traceparent>, attempts: Option<i32>) -> String
 /// Adds facts to be published once this transaction commits.
 pub async fn append_events(tx: &mut Tx, events: &[Event]) -> sqlx::Result<()> {
     let entries: Vec<Entry> = events.iter().map(Entry::from).collect();
-    append_many(tx, &entries).await?;
-    count_on_commit(tx, events);
+    append_told(tx, &entries).await
+}
+
+/// The same, for facts whose rows are made already.
+pub async fn append_told(tx: &mut Tx, entries: &[Entry]) -> sqlx::Result<()> {
+    append_many(tx, entries).await?;
+    count_on_commit(tx, entries);
     Ok(())
 }
 
 /// A batch has few types, so that a look through the list is the quickest way to sum them up.
-fn count_on_commit(tx: &mut Tx, events: &[Event]) {
-    let mut counts: Vec<(&Event, u64)> = Vec::new();
-    for event in events {
-        let alike = |(known, _): &&mut (&Event, u64)| {
-            known.event_type == event.event_type && known.aggregate_type == event.aggregate_type
+fn count_on_commit(tx: &mut Tx, entries: &[Entry]) {
+    let mut counts: Vec<(&Entry, u64)> = Vec::new();
+    for entry in entries {
+        let alike = |(known, _): &&mut (&Entry, u64)| {
+            known.event_type == entry.event_type && known.aggregate_type == entry.aggregate_type
         };
         match counts.iter_mut().find(alike) {
             Some((_, count)) => *count += 1,
-            None => counts.push((event, 1)),
+            None => counts.push((entry, 1)),
         }
     }
-    let counts: Vec<(String, u64)> = counts.into_iter().map(|(event, count)| (event.routing_key(), count)).collect();
+    let key = |entry: &Entry| routing_key(&entry.aggregate_type, &entry.event_type);
+    let counts: Vec<(String, u64)> = counts.into_iter().map(|(entry, count)| (key(entry), count)).collect();
     let metrics = tx.metrics().clone();
     tx.after_commit(move || {
         for (key, count) in counts {

@@ -189,11 +189,15 @@ async fn place_order(
     }
     let (order, replayed) = match api.desk.place(submission).await? {
         Placed::New(order) => (order, false),
-        Placed::Replay(id) => (api.load(&caller, &id.0.to_string()).await?, true),
+        // Boxed, as the waiting below: every order would carry the room for it.
+        Placed::Replay(id) => (Box::pin(api.load(&caller, &id.0.to_string())).await?, true),
         Placed::KeyReused { first_fingerprint } => return Err(OrderError::KeyReused { first_fingerprint }.into()),
     };
     let wait = prefer_wait(&headers);
-    let order = api.wait_while(&caller, order, wait, |status| !status.is_answered()).await?;
+    let order = match wait {
+        Some(_) => Box::pin(api.wait_while(&caller, order, wait, |status| !status.is_answered())).await?,
+        None => order,
+    };
     let mut response = created(order, replayed);
     note_wait(response.headers_mut(), wait, api.wait_max);
     Ok(response)
