@@ -7,8 +7,12 @@ use crate::orders::events::Sku;
 
 pub async fn select_reserved(c: &mut PgConnection, orders: &[(&str, Uuid)]) -> sqlx::Result<Vec<(String, Uuid)>> {
     sqlx::query_as(
-        "SELECT group_id, order_id FROM inventory_reservations
-         JOIN UNNEST($1::text[], $2::uuid[]) AS wanted(group_id, order_id) USING (group_id, order_id)",
+        // LIMIT keeps this from being planned as a join, which would read the whole table while it is small by the last
+        // statistics, or was when the plan was made.
+        "SELECT wanted.group_id, wanted.order_id
+         FROM UNNEST($1::text[], $2::uuid[]) AS wanted(group_id, order_id)
+         CROSS JOIN LATERAL (SELECT FROM inventory_reservations r
+             WHERE r.group_id = wanted.group_id AND r.order_id = wanted.order_id LIMIT 1) AS found",
     )
     .bind(orders.iter().map(|(group_id, _)| *group_id).collect::<Vec<_>>())
     .bind(orders.iter().map(|(_, order_id)| *order_id).collect::<Vec<_>>())

@@ -64,6 +64,7 @@ impl Failure {
         match self {
             Self::Raced => CONFLICTS_MAX,
             Self::Database(error) if Trouble::of(error) == Trouble::Conflict => CONFLICTS_MAX,
+            Self::Database(error) if inbox::lost_race(error) => CONFLICTS_MAX,
             Self::Database(error) if error.as_database_error().is_some_and(DatabaseError::is_unique_violation) => {
                 REMINTS_MAX
             }

@@ -163,6 +163,11 @@ pub struct Mark {
     pub last_error: Option<String>,
 }
 
+/// Did another transaction write down an event first that this one was writing down?
+pub fn lost_race(error: &sqlx::Error) -> bool {
+    error.as_database_error().is_some_and(|error| error.constraint() == Some("messaging_inbox_pkey"))
+}
+
 dialects! {
     /// Inserts arrivals that were taken at `taken_at` as processed and returns the ids that were new. Ids must be
     /// distinct and in order.

@@ -1,4 +1,4 @@
-//! Postgres: a concurrent insert of the same id makes the second wait for the first's commit, then see it.
+//! Postgres: a concurrent insert of the same id makes the second wait for the first's commit, and then begin again.
 
 use std::time::Duration;
 
@@ -17,12 +17,17 @@ pub async fn insert_new(
 ) -> sqlx::Result<Vec<Uuid>> {
     let text = |of: fn(&Arrival<'_>) -> String| arrivals.iter().map(of).collect::<Vec<String>>();
     sqlx::query_scalar(
+        // A look before each insert, for ON CONFLICT writes every row twice: whoever loses a race to another transaction
+        // gets its violation of the key, and is run again. LIMIT keeps the look from being planned as a join.
         "INSERT INTO messaging_inbox (consumer, event_id, state, attempts, started_at, finished_at, event_type,
              aggregate_id, correlation_id, group_id, body_hash)
          SELECT $1, event_id, 'processed', 1, $9, $2, event_type, aggregate_id, correlation_id, group_id, body_hash
          FROM UNNEST($3::uuid[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bytea[])
              AS row(event_id, event_type, aggregate_id, correlation_id, group_id, body_hash)
-         ON CONFLICT DO NOTHING RETURNING event_id",
+         LEFT JOIN LATERAL (SELECT true AS is_known FROM messaging_inbox i
+             WHERE i.consumer = $1 AND i.event_id = row.event_id LIMIT 1) AS met ON true
+         WHERE met.is_known IS NULL
+         RETURNING event_id",
     )
     .bind(consumer)
     .bind(now)
