@@ -236,7 +236,7 @@ impl Bench {
         let workload = Workload::new(run, self.orders, self.concurrency, self.rate, self.duration).mixed(self.mix);
         workload.stock_up(target).await.context("cannot stock the shelves for the run")?;
         let bar = self.progress_bar(round);
-        let before = Usage::now(db, &self.broker_url).await?;
+        let before = Usage::begin(db, &self.broker_url).await?;
         let watcher = watch::Watcher::new(
             db.clone(),
             &target.group,

@@ -12,10 +12,18 @@ const TCP_LISTEN: &str = "0A";
 
 pub struct Usage {
     cpu_seconds: f64,
+    /// Since the last [`Usage::begin`].
     pub peak_rss_bytes: u64,
 }
 
 impl Usage {
+    /// As it is now, with the peak of memory forgotten: each round has its own.
+    pub async fn begin(db: &Db, broker_url: &str) -> anyhow::Result<Self> {
+        // Where that is not allowed, the peak is that of all rounds so far.
+        let _ = fs::write("/proc/self/clear_refs", "5");
+        Self::now(db, broker_url).await
+    }
+
     pub async fn now(db: &Db, broker_url: &str) -> anyhow::Result<Self> {
         let mut ticks = ticks_of("self").map_or(0, |(_, ticks)| ticks);
         if let Some(broker) = broker(broker_url) {
