@@ -16,7 +16,7 @@ pub struct About {
 impl Db {
     pub async fn describe(&self) -> sqlx::Result<About> {
         let mut tx = self.read().await?;
-        let asked_at = self.0.clock.now();
+        let asked_at = self.inner.clock.now();
         let (version, settings, its_time) = match tx.conn() {
             Conn::Postgres(c) => {
                 const WANTED: [(&str, Option<&str>); 4] = [

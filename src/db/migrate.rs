@@ -55,7 +55,7 @@ pub(super) fn count() -> usize {
 
 pub(super) async fn run(engine: &Engine) -> Result<(), MigrateError> {
     match engine {
-        Engine::Postgres(pool) => migrator(|(_, _, postgres, _)| postgres).run(pool).await,
+        Engine::Postgres { pool, .. } => migrator(|(_, _, postgres, _)| postgres).run(pool).await,
         Engine::Sqlite { writer: Some(writer), .. } => {
             let connect = SqliteConnectOptions::new().filename(writer.path()).busy_timeout(BUSY_FOR_MAX);
             let mut connection = connect.disable_statement_logging().connect().await?;

@@ -11,6 +11,7 @@
 mod describe;
 mod filter;
 mod hatches;
+mod lanes;
 mod migrate;
 mod open;
 mod scratch;
@@ -32,6 +33,7 @@ pub use describe::About;
 pub(crate) use filter::fetch_page;
 pub use filter::{Filter, Value};
 pub use hatches::{Bundle, Claimed, Hatch, Hatches, Parcel, Part, Place, Pledge};
+use lanes::{InLane, Lane, Lanes};
 pub use open::Options;
 pub use scratch::ScratchSchema;
 use sqlite::{Durability, Lent, Readers, SqliteConnection, Turn, Writer, Writing};
@@ -46,7 +48,10 @@ const SCHEMA_LOCK: i64 = 0x5354_4f43_4b41_4445;
 
 /// An open database. Clones share it: every request has several.
 #[derive(Clone)]
-pub struct Db(Arc<Inner>);
+pub struct Db {
+    inner: Arc<Inner>,
+    lane: Option<Arc<Lane>>,
+}
 
 struct Inner {
     engine: Engine,
@@ -58,7 +63,10 @@ struct Inner {
 }
 
 enum Engine {
-    Postgres(PgPool),
+    Postgres {
+        pool: PgPool,
+        lanes: Lanes,
+    },
     Sqlite {
         /// `None` when opened for reading only.
         writer: Option<Writer>,
@@ -78,6 +86,7 @@ pub struct Tx {
     hands_on: bool,
     metrics: Arc<Metrics>,
     after_commit: Vec<Box<dyn FnOnce() + Send>>,
+    _in_lane: Option<InLane>,
 }
 
 /// What follows a commit.
@@ -135,7 +144,7 @@ impl Db {
     pub async fn open(options: &Options, clock: Clock) -> anyhow::Result<Self> {
         let engine = open::to_serve(options).await?;
         let db = Self::over(engine, clock);
-        migrate::run(&db.0.engine).await.context("cannot migrate the database")?;
+        migrate::run(&db.inner.engine).await.context("cannot migrate the database")?;
         Ok(db)
     }
 
@@ -159,14 +168,25 @@ impl Db {
     }
 
     fn over(engine: Engine, clock: Clock) -> Self {
-        Self(Arc::new(Inner {
+        let inner = Inner {
             engine,
             wakes: Wakes::default(),
             hatches: Hatches::default(),
             clock,
             hands_on: AtomicBool::default(),
             metrics: Arc::default(),
-        }))
+        };
+        Self { inner: Arc::new(inner), lane: None }
+    }
+
+    /// The same database, for a loop that writes again and again: on Postgres it has a connection of its own as long as there
+    /// are any to spare, see [`lanes`].
+    pub fn on_a_lane(&self) -> Self {
+        let lane = match &self.inner.engine {
+            Engine::Postgres { pool, lanes } => lanes.open(pool),
+            Engine::Sqlite { .. } => None,
+        };
+        Self { inner: self.inner.clone(), lane }
     }
 
     /// Begins a transaction that is on disk when its commit returns, and sees only what is.
@@ -187,11 +207,13 @@ impl Db {
 
     async fn begin_durable(&self, turn: Turn, durability: Durability) -> sqlx::Result<Tx> {
         let asked = Instant::now();
-        let conn = match &self.0.engine {
-            Engine::Postgres(pool) => Conn::Postgres(pool.begin().await?),
-            Engine::Sqlite { writer, .. } => write(writer, turn, durability).await?,
-        };
-        Ok(self.tx(conn, asked))
+        match &self.inner.engine {
+            Engine::Postgres { pool, .. } => {
+                let (pool, in_lane) = self.way(pool);
+                Ok(Tx { _in_lane: in_lane, ..self.tx(Conn::Postgres(pool.begin().await?), asked) })
+            }
+            Engine::Sqlite { writer, .. } => Ok(self.tx(write(writer, turn, durability).await?, asked)),
+        }
     }
 
     /// Begins a transaction of bookkeeping: atomic as any, but a power cut may undo the last few. Only for what
@@ -199,20 +221,31 @@ impl Db {
     /// and the next durable commit makes all before it durable, so a later effect never outlives an earlier claim.
     pub async fn begin_relaxed(&self) -> sqlx::Result<Tx> {
         let asked = Instant::now();
-        let conn = match &self.0.engine {
-            Engine::Postgres(pool) => {
-                Conn::Postgres(pool.begin_with("BEGIN; SET LOCAL synchronous_commit TO off").await?)
+        match &self.inner.engine {
+            Engine::Postgres { pool, .. } => {
+                let (pool, in_lane) = self.way(pool);
+                let begun = pool.begin_with("BEGIN; SET LOCAL synchronous_commit TO off").await?;
+                Ok(Tx { _in_lane: in_lane, ..self.tx(Conn::Postgres(begun), asked) })
             }
-            Engine::Sqlite { writer, .. } => write(writer, Turn::InLine, Durability::Relaxed).await?,
-        };
-        Ok(self.tx(conn, asked))
+            Engine::Sqlite { writer, .. } => {
+                Ok(self.tx(write(writer, Turn::InLine, Durability::Relaxed).await?, asked))
+            }
+        }
+    }
+
+    /// The connection of its own if there is one and it is free, else those that all share.
+    fn way<'a>(&'a self, shared: &'a PgPool) -> (&'a PgPool, Option<InLane>) {
+        match self.lane.as_ref().and_then(|lane| Some((lane.pool(), lane.enter()?))) {
+            Some((own, in_lane)) => (own, Some(in_lane)),
+            None => (shared, None),
+        }
     }
 
     /// Begins a transaction for reading: one consistent view of what is on disk, never in a writer's way.
     pub async fn read(&self) -> sqlx::Result<Tx> {
         let asked = Instant::now();
-        let conn = match &self.0.engine {
-            Engine::Postgres(pool) => {
+        let conn = match &self.inner.engine {
+            Engine::Postgres { pool, .. } => {
                 Conn::Postgres(pool.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?)
             }
             Engine::Sqlite { readers, .. } => {
@@ -227,73 +260,77 @@ impl Db {
     /// Returns once everything is on disk that a relaxed or chained transaction may have seen: before anybody outside is
     /// told of it. On Postgres nothing is to be seen sooner.
     pub async fn until_on_disk(&self) -> sqlx::Result<()> {
-        match &self.0.engine {
+        match &self.inner.engine {
             Engine::Sqlite { writer: Some(writer), .. } => writer.until_on_disk().await,
-            Engine::Sqlite { writer: None, .. } | Engine::Postgres(_) => Ok(()),
+            Engine::Sqlite { writer: None, .. } | Engine::Postgres { .. } => Ok(()),
         }
     }
 
     fn tx(&self, conn: Conn, asked: Instant) -> Tx {
-        self.0.metrics.db_pool_wait.observe(asked.elapsed().as_secs_f64());
+        self.inner.metrics.db_pool_wait.observe(asked.elapsed().as_secs_f64());
         Tx {
             conn,
-            now: self.0.clock.now(),
-            wakes: self.0.wakes.clone(),
+            now: self.inner.clock.now(),
+            wakes: self.inner.wakes.clone(),
             rings: BTreeSet::new(),
-            hatches: self.0.hatches.clone(),
-            hands_on: self.0.hands_on.load(Ordering::Relaxed),
-            metrics: self.0.metrics.clone(),
+            hatches: self.inner.hatches.clone(),
+            hands_on: self.inner.hands_on.load(Ordering::Relaxed),
+            metrics: self.inner.metrics.clone(),
             after_commit: Vec::new(),
+            _in_lane: None,
         }
     }
 
     pub fn clock(&self) -> &Clock {
-        &self.0.clock
+        &self.inner.clock
     }
 
     pub fn metrics(&self) -> &Arc<Metrics> {
-        &self.0.metrics
+        &self.inner.metrics
     }
 
     pub fn wakes(&self) -> &Wakes {
-        &self.0.wakes
+        &self.inner.wakes
     }
 
     pub fn hatches(&self) -> &Hatches {
-        &self.0.hatches
+        &self.inner.hatches
     }
 
     /// Says whether transactions from now on hand their events on to the queues themselves; see [`Tx::hands_on`].
     pub fn set_hands_on(&self, hands_on: bool) {
-        self.0.hands_on.store(hands_on, Ordering::Relaxed);
+        self.inner.hands_on.store(hands_on, Ordering::Relaxed);
     }
 
     /// `"sqlite"` or `"postgres"`, for people.
     pub fn engine_name(&self) -> &'static str {
-        match &self.0.engine {
-            Engine::Postgres(_) => "postgres",
+        match &self.inner.engine {
+            Engine::Postgres { .. } => "postgres",
             Engine::Sqlite { .. } => "sqlite",
         }
     }
 
     /// Carries wake-ups between instances; returns at once where there is only one.
     pub async fn exchange_wakes(self) {
-        if let Engine::Postgres(pool) = &self.0.engine {
-            self.0.wakes.exchange(pool).await;
+        if let Engine::Postgres { pool, .. } = &self.inner.engine {
+            self.inner.wakes.exchange(pool).await;
         }
     }
 
     /// Copies what was written from SQLite's log into its file, beside the writer; returns at once on Postgres, which
     /// sees to that itself.
     pub async fn keep_log_short(self) {
-        if let Engine::Sqlite { writer: Some(writer), .. } = &self.0.engine {
+        if let Engine::Sqlite { writer: Some(writer), .. } = &self.inner.engine {
             writer.keep_log_short().await;
         }
     }
 
     pub async fn close(&self) {
-        match &self.0.engine {
-            Engine::Postgres(pool) => pool.close().await,
+        match &self.inner.engine {
+            Engine::Postgres { pool, lanes } => {
+                lanes.close().await;
+                pool.close().await;
+            }
             Engine::Sqlite { writer, readers, .. } => {
                 readers.close();
                 if let Some(writer) = writer {

@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{ConnectOptions, Connection, PgPool};
+use sqlx::{ConnectOptions, Connection};
 
 use super::Engine;
+use super::lanes::Lanes;
 use super::sqlite::{Opening, Readers, Writer};
 
 /// The first SQLite whose WAL cannot be corrupted by two connections resetting it at once.
@@ -48,7 +49,7 @@ impl Options {
 pub(super) async fn to_serve(options: &Options) -> anyhow::Result<Engine> {
     Ok(match sqlite_path(&options.url)? {
         Some(path) => open_sqlite(options, &path).await?,
-        None => Engine::Postgres(open_postgres(options).await?),
+        None => open_postgres(options).await?,
     })
 }
 
@@ -56,7 +57,7 @@ pub(super) async fn to_serve(options: &Options) -> anyhow::Result<Engine> {
 pub(super) async fn to_look(options: &Options) -> anyhow::Result<Engine> {
     Ok(match sqlite_path(&options.url)? {
         Some(path) => Engine::Sqlite { writer: None, readers: sqlite_readers(options, &path).await?, _lock: None },
-        None => Engine::Postgres(open_postgres(options).await?),
+        None => open_postgres(options).await?,
     })
 }
 
@@ -75,15 +76,16 @@ fn sqlite_path(url: &str) -> anyhow::Result<Option<PathBuf>> {
     bail!("the database URL must start with sqlite: or postgres://")
 }
 
-async fn open_postgres(options: &Options) -> anyhow::Result<PgPool> {
+async fn open_postgres(options: &Options) -> anyhow::Result<Engine> {
     let connect = PgConnectOptions::from_str(&options.url)
         .context("the Postgres URL cannot be read")?
         .application_name("stockade")
         .disable_statement_logging()
         // A statement that hangs must not hold locks for ever; ours take milliseconds.
         .options([("statement_timeout", "30s"), ("idle_in_transaction_session_timeout", "60s")]);
+    let lanes = Lanes::out_of(options.connections_max);
     let pool = PgPoolOptions::new()
-        .max_connections(options.connections_max)
+        .max_connections(options.connections_max - lanes.count())
         .acquire_timeout(options.acquire_timeout)
         .test_before_acquire(false)
         // One that was just in use is there; one that rested may have lost its server meanwhile.
@@ -104,7 +106,7 @@ async fn open_postgres(options: &Options) -> anyhow::Result<PgPool> {
             bail!("Postgres has {setting} = off: orders that were answered could be lost; turn it on");
         }
     }
-    Ok(pool)
+    Ok(Engine::Postgres { pool, lanes })
 }
 
 async fn open_sqlite(options: &Options, path: &Path) -> anyhow::Result<Engine> {

@@ -38,7 +38,7 @@ struct Took {
 impl Relay {
     pub fn new(kernel: Kernel) -> Self {
         let pulse = kernel.health.register(NAME);
-        Self { kernel, pulse }
+        Self { kernel: Kernel { db: kernel.db.on_a_lane(), ..kernel }, pulse }
     }
 
     /// Publishes until told to stop, then makes one last pass for what the last batches wrote.

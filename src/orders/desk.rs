@@ -57,7 +57,7 @@ impl Desk {
         let (counter, waiting) = mpsc::channel(WAITING_MAX);
         let pulse = health.register_serving(NAME);
         let desk = Self { counter, db: db.clone(), numbers: numbers.clone() };
-        (desk, Clerk { db, faults, pulse, numbers, waiting })
+        (desk, Clerk { db: db.on_a_lane(), faults, pulse, numbers, waiting })
     }
 
     /// Places an order; returns once it is committed.

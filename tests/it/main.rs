@@ -22,6 +22,7 @@ mod idempotency;
 mod inbox;
 mod jobs;
 mod lab;
+mod lanes;
 mod ledger;
 mod limits;
 mod live;

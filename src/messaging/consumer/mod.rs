@@ -57,6 +57,7 @@ impl<R: Reaction> Consumer<R> {
     pub fn new(kernel: Kernel, reaction: R) -> Self {
         let pulse = kernel.health.register(R::NAME);
         let queue = kernel.tuning.queue_name(R::NAME);
+        let kernel = Kernel { db: kernel.db.on_a_lane(), ..kernel };
         Self { kernel, reaction, queue, pulse }
     }
 
