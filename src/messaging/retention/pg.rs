@@ -37,7 +37,7 @@ pub async fn select_published(
     // There is no index on outbox_ref, which every message would pay for: the queue is read once per page.
     let queued: Vec<Uuid> = sqlx::query_scalar(
         "SELECT outbox_ref FROM messaging_queue WHERE outbox_ref = ANY($1)
-         UNION ALL SELECT UNNEST(outbox_refs) FROM messaging_bundles WHERE outbox_refs && $1",
+         UNION ALL SELECT UNNEST(array_remove(outbox_refs, NULL)) FROM messaging_bundles WHERE outbox_refs && $1",
     )
     .bind(&ids)
     .fetch_all(c)

@@ -35,7 +35,7 @@ pub async fn select_published(
     // There is no index on outbox_ref, which every message would pay for: the queue is read once per page.
     let queued: Vec<i64> = query_scalar(
         "SELECT outbox_ref FROM messaging_queue WHERE outbox_ref IN (SELECT value FROM json_each($1))
-         UNION ALL SELECT part.value FROM messaging_bundles, json_each(outbox_refs) AS part",
+         UNION ALL SELECT part.value FROM messaging_bundles, json_each(outbox_refs) AS part WHERE part.value IS NOT NULL",
     )
     .bind(Json(rows.iter().map(|(_, seq)| *seq).collect::<Vec<_>>()))
     .fetch_all(c)

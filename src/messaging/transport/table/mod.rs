@@ -66,7 +66,6 @@ pub struct Look<'a> {
     pub limit: i64,
     pub token: Uuid,
     pub lease: Duration,
-    pub owed: &'a Owed,
 }
 
 /// Where messages are written down: rows of the queue, and bundles.
@@ -109,10 +108,10 @@ pub struct Moved {
 dialects! {
     /// Moves up to `limit` due outbox rows into the queues they are meant for and marks them published.
     async fn move_due(limit: i64, now: Timestamp) -> Moved;
-    /// Deletes what is owed and claims free rows, lowest first; returns how many of the owed were still ours, and
-    /// the rows.
-    async fn claim(look: &Look<'_>, now: Timestamp) -> (u64, Vec<Row>);
+    /// Claims free rows, lowest first.
+    async fn claim(look: &Look<'_>, now: Timestamp) -> Vec<Row>;
     async fn renew(places: &Places, token: Uuid, lease: Duration, now: Timestamp) -> ();
+    /// Deletes what is owed; returns how much of it was still ours.
     async fn delete(owed: &Owed) -> u64;
     /// Puts what is in bundles whose lease is over into the queue.
     async fn unpack(queue: &str, now: Timestamp) -> ();

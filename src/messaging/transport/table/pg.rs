@@ -45,8 +45,7 @@ pub async fn move_due(c: &mut PgConnection, limit: i64, now: Timestamp) -> sqlx:
     Ok(Moved { rows, queues })
 }
 
-pub async fn claim(c: &mut PgConnection, look: &Look<'_>, _now: Timestamp) -> sqlx::Result<(u64, Vec<Row>)> {
-    let settled = delete(&mut *c, look.owed).await?;
+pub async fn claim(c: &mut PgConnection, look: &Look<'_>, _now: Timestamp) -> sqlx::Result<Vec<Row>> {
     let rows: Vec<Columns> = sqlx::query_as(
         "WITH next AS MATERIALIZED (
              SELECT id FROM messaging_queue
@@ -70,7 +69,7 @@ pub async fn claim(c: &mut PgConnection, look: &Look<'_>, _now: Timestamp) -> sq
     .bind(look.after)
     .fetch_all(c)
     .await?;
-    Ok((settled, rows.into_iter().map(Row::from).collect()))
+    Ok(rows.into_iter().map(Row::from).collect())
 }
 
 pub async fn renew(
@@ -120,7 +119,7 @@ pub async fn unpack(c: &mut PgConnection, queue: &str, _now: Timestamp) -> sqlx:
              SELECT id FROM messaging_bundles WHERE queue = $1 AND lease_until <= now() ORDER BY id FOR UPDATE SKIP LOCKED),
          gone AS (DELETE FROM messaging_bundles b USING over WHERE b.id = over.id RETURNING b.*)
          INSERT INTO messaging_queue (queue, outbox_ref, enqueued_at, deliveries)
-         SELECT queue, UNNEST(outbox_refs), enqueued_at, 1 FROM gone ORDER BY 2",
+         SELECT queue, UNNEST(array_remove(outbox_refs, NULL)), enqueued_at, 1 FROM gone ORDER BY 2",
     )
     .bind(queue)
     .execute(c)
@@ -129,11 +128,12 @@ pub async fn unpack(c: &mut PgConnection, queue: &str, _now: Timestamp) -> sqlx:
 }
 
 pub async fn take_out(c: &mut PgConnection, leaving: &Leaving<'_>, now: Timestamp) -> sqlx::Result<u64> {
-    sqlx::query(
+    let left = sqlx::query(
         "INSERT INTO messaging_queue (queue, outbox_ref, x_death, enqueued_at)
          SELECT $5, b.outbox_refs[l.number + 1], l.x_death, CASE WHEN l.x_death IS NULL THEN b.enqueued_at ELSE $6 END
          FROM (SELECT * FROM messaging_bundles WHERE id = $1 AND lock_token = $2 FOR UPDATE) b
-         CROSS JOIN UNNEST($3::bigint[], $4::text[]) AS l(number, x_death) ORDER BY l.number",
+         CROSS JOIN UNNEST($3::bigint[], $4::text[]) AS l(number, x_death)
+         WHERE b.outbox_refs[l.number + 1] IS NOT NULL ORDER BY l.number",
     )
     .bind(leaving.bundle)
     .bind(leaving.token)
@@ -141,9 +141,20 @@ pub async fn take_out(c: &mut PgConnection, leaving: &Leaving<'_>, now: Timestam
     .bind(leaving.deaths)
     .bind(leaving.queue)
     .bind(now)
+    .execute(&mut *c)
+    .await?;
+    sqlx::query(
+        "UPDATE messaging_bundles SET outbox_refs = ARRAY(
+             SELECT CASE WHEN number - 1 = ANY($3) THEN NULL ELSE outbox_ref END
+             FROM UNNEST(outbox_refs) WITH ORDINALITY AS part(outbox_ref, number) ORDER BY number)
+         WHERE id = $1 AND lock_token = $2",
+    )
+    .bind(leaving.bundle)
+    .bind(leaving.token)
+    .bind(leaving.numbers)
     .execute(c)
-    .await
-    .map(|done| done.rows_affected())
+    .await?;
+    Ok(left.rows_affected())
 }
 
 pub async fn give_back(c: &mut PgConnection, ids: &[i64], token: Uuid) -> sqlx::Result<u64> {
@@ -194,13 +205,13 @@ pub async fn count(
                  + COALESCE(b.ready, 0),
              (SELECT count(*) FROM messaging_queue WHERE queue = name AND lease_until > now())
                  + COALESCE(b.held, 0),
-             LEAST(b.oldest, (SELECT enqueued_at FROM messaging_queue WHERE queue = name ORDER BY id LIMIT 1)),
+             LEAST(b.oldest, (SELECT min(enqueued_at) FROM messaging_queue WHERE queue = name)),
              (SELECT count(*) FROM messaging_subscriptions
               WHERE queue = name AND seen_at > now() - $2 * interval '1 ms')
          FROM UNNEST($1::text[]) AS name
          LEFT JOIN (SELECT queue, min(enqueued_at) AS oldest,
-                 sum(cardinality(outbox_refs)) FILTER (WHERE lease_until <= now()) AS ready,
-                 sum(cardinality(outbox_refs)) FILTER (WHERE lease_until > now()) AS held
+                 sum(cardinality(array_remove(outbox_refs, NULL))) FILTER (WHERE lease_until <= now()) AS ready,
+                 sum(cardinality(array_remove(outbox_refs, NULL))) FILTER (WHERE lease_until > now()) AS held
              FROM messaging_bundles GROUP BY queue) AS b ON b.queue = name",
     )
     .bind(queues)

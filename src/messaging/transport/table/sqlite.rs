@@ -55,8 +55,7 @@ pub async fn move_due(c: &mut SqliteConnection, limit: i64, now: Timestamp) -> s
     Ok(Moved { rows, queues })
 }
 
-pub async fn claim(c: &mut SqliteConnection, look: &Look<'_>, now: Timestamp) -> sqlx::Result<(u64, Vec<Row>)> {
-    let settled = delete(c, look.owed).await?;
+pub async fn claim(c: &mut SqliteConnection, look: &Look<'_>, now: Timestamp) -> sqlx::Result<Vec<Row>> {
     let claimed = query(
         "UPDATE messaging_queue SET lock_token = $2, lease_until = $6, deliveries = deliveries + 1
          WHERE id IN (SELECT id FROM messaging_queue
@@ -71,7 +70,7 @@ pub async fn claim(c: &mut SqliteConnection, look: &Look<'_>, now: Timestamp) ->
     .execute(&mut *c)
     .await?;
     if claimed.rows_affected() == 0 {
-        return Ok((settled, Vec::new()));
+        return Ok(Vec::new());
     }
     let found: Vec<Columns> = query_as(
         "SELECT q.id,
@@ -88,7 +87,7 @@ pub async fn claim(c: &mut SqliteConnection, look: &Look<'_>, now: Timestamp) ->
     .bind(look.after)
     .fetch_all(c)
     .await?;
-    Ok((settled, found.into_iter().map(row).collect()))
+    Ok(found.into_iter().map(row).collect())
 }
 
 type Columns = (i64, Option<String>, String, Option<String>, String, Vec<u8>, Option<String>, i32);
@@ -150,7 +149,7 @@ pub async fn unpack(c: &mut SqliteConnection, queue: &str, now: Timestamp) -> sq
     query(
         "INSERT INTO messaging_queue (queue, outbox_ref, enqueued_at, deliveries)
          SELECT queue, part.value, enqueued_at, 1 FROM messaging_bundles, json_each(outbox_refs) AS part
-         WHERE queue = $1 AND lease_until <= $2 ORDER BY part.value",
+         WHERE queue = $1 AND lease_until <= $2 AND part.value IS NOT NULL ORDER BY part.value",
     )
     .bind(queue)
     .bind(now)
@@ -166,20 +165,33 @@ pub async fn unpack(c: &mut SqliteConnection, queue: &str, now: Timestamp) -> sq
 
 pub async fn take_out(c: &mut SqliteConnection, leaving: &Leaving<'_>, now: Timestamp) -> sqlx::Result<u64> {
     let leaves: Vec<_> = leaving.numbers.iter().zip(leaving.deaths).collect();
-    query(
+    let left = query(
         "INSERT INTO messaging_queue (queue, outbox_ref, x_death, enqueued_at)
          SELECT $4, b.outbox_refs ->> (l.value ->> 0), l.value ->> 1,
              CASE WHEN l.value ->> 1 IS NULL THEN b.enqueued_at ELSE $5 END
-         FROM messaging_bundles b, json_each($3) AS l WHERE b.id = $1 AND b.lock_token = $2 ORDER BY l.value ->> 0",
+         FROM messaging_bundles b, json_each($3) AS l
+         WHERE b.id = $1 AND b.lock_token = $2 AND b.outbox_refs ->> (l.value ->> 0) IS NOT NULL
+         ORDER BY l.value ->> 0",
     )
     .bind(leaving.bundle)
     .bind(leaving.token)
     .bind(Json(leaves))
     .bind(leaving.queue)
     .bind(now)
+    .execute(&mut *c)
+    .await?;
+    query(
+        "UPDATE messaging_bundles SET outbox_refs = (
+             SELECT json_group_array(CASE WHEN key IN (SELECT value FROM json_each($3)) THEN NULL ELSE value END)
+             FROM json_each(outbox_refs))
+         WHERE id = $1 AND lock_token = $2",
+    )
+    .bind(leaving.bundle)
+    .bind(leaving.token)
+    .bind(Json(leaving.numbers))
     .execute(c)
-    .await
-    .map(|done| done.rows_affected())
+    .await?;
+    Ok(left.rows_affected())
 }
 
 pub async fn free_leftovers(c: &mut SqliteConnection) -> sqlx::Result<()> {
@@ -238,12 +250,12 @@ pub async fn count(
              (SELECT count(*) FROM messaging_queue WHERE queue = name AND lease_until > $2)
                  + COALESCE(b.held, 0),
              (SELECT min(at) FROM (SELECT b.oldest AS at UNION ALL
-                 SELECT (SELECT enqueued_at FROM messaging_queue WHERE queue = name ORDER BY id LIMIT 1))),
+                 SELECT min(enqueued_at) FROM messaging_queue WHERE queue = name)),
              (SELECT count(*) FROM messaging_subscriptions WHERE queue = name AND seen_at > $2 - $3)
          FROM (SELECT value AS name FROM jsonb_each($1))
          LEFT JOIN (SELECT queue, min(enqueued_at) AS oldest,
-                 sum(json_array_length(outbox_refs)) FILTER (WHERE lease_until <= $2) AS ready,
-                 sum(json_array_length(outbox_refs)) FILTER (WHERE lease_until > $2) AS held
+                 sum((SELECT count(value) FROM json_each(outbox_refs))) FILTER (WHERE lease_until <= $2) AS ready,
+                 sum((SELECT count(value) FROM json_each(outbox_refs))) FILTER (WHERE lease_until > $2) AS held
              FROM messaging_bundles GROUP BY queue) AS b ON b.queue = name",
     )
     .bind(Json(queues))

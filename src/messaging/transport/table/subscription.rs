@@ -140,13 +140,14 @@ impl TableSubscription {
         }
         let limit = i64::try_from(max).unwrap_or(i64::MAX);
         let from_start = self.looked_from_start.is_none_or(|last| now.since(last) >= LOOK_FROM_START_EVERY);
+        // What is done with first, or a bundle of ours that has lain too long would come back whole.
+        let settled = delete(&mut tx, &self.owed).await?;
         if from_start {
             unpack(&mut tx, &self.queue, now).await?;
         }
         let after = if from_start { i64::MIN } else { self.newest_taken - LOOK_BACK };
-        let lease = self.table.lease;
-        let look = Look { queue: &self.queue, after, limit, token, lease, owed: &self.owed };
-        let (settled, mut rows) = claim(&mut tx, &look, now).await?;
+        let look = Look { queue: &self.queue, after, limit, token, lease: self.table.lease };
+        let mut rows = claim(&mut tx, &look, now).await?;
         tx.commit().await?;
         self.owed_since = None;
         let paid = std::mem::take(&mut self.owed);
