@@ -223,7 +223,14 @@ impl<R: Reaction> Consumer<R> {
     async fn blame(&self, item: &Item<R::Fact>, failure: Failure) -> sqlx::Result<(Tag, Settle)> {
         let Blame { reason, last_word, error } = failure.blame();
         let mut tx = self.kernel.db.begin().await?;
-        let plan = self.plan(&mut tx, std::slice::from_ref(item)).await?;
+        let plan = match self.plan(&mut tx, std::slice::from_ref(item)).await {
+            // Another instance has just written it down, which is to be seen from here on.
+            Err(error) if inbox::lost_race(&error) => {
+                tx = self.kernel.db.begin().await?;
+                self.plan(&mut tx, std::slice::from_ref(item)).await?
+            }
+            planned => planned?,
+        };
         let mut run = plan.run;
         run.extend(plan.stale.into_iter().map(|(index, met)| (index, Some(met))));
         let Some((_, met)) = run.first() else {
