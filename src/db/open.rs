@@ -133,7 +133,10 @@ fn without_links(path: &Path) -> std::io::Result<PathBuf> {
     match (path.canonicalize(), path.parent(), path.file_name()) {
         (Err(error), Some(folder), Some(name)) if error.kind() == std::io::ErrorKind::NotFound => {
             let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
-            Ok(folder.canonicalize()?.join(name))
+            match path.read_link() {
+                Ok(target) => without_links(&folder.join(target)),
+                Err(_) => Ok(folder.canonicalize()?.join(name)),
+            }
         }
         (found, ..) => found,
     }
@@ -190,7 +193,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (real, link) = (folder.path().join("real.db"), folder.path().join("link.db"));
         std::os::unix::fs::symlink("real.db", &link).unwrap();
-        let yet_to_be_made = without_links(&real).unwrap();
+        let yet_to_be_made = without_links(&link).unwrap();
+        assert_eq!(yet_to_be_made, without_links(&real).unwrap());
         File::create(&real).unwrap();
         let held = lock_beside(&yet_to_be_made).unwrap();
         for name in [&real, &link] {

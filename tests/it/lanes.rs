@@ -49,7 +49,8 @@ async fn there_are_never_more_connections_than_the_settings_allow() {
     for db in &many[..20] {
         begun.push(db.begin().await.unwrap());
     }
-    let servers = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'stockade' AND datname = current_database()";
+    let servers =
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'stockade' AND datname = current_database()";
     let count: i64 = on!(begun[0], c => sqlx::query_scalar(servers).fetch_one(c).await).unwrap();
     assert_eq!(count, 20);
 }

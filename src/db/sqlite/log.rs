@@ -5,13 +5,16 @@
 //! together with it.
 
 use std::fs::File;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::{io, thread};
 
 use tokio::sync::watch;
+
+/// How much of a log is written anew at a time.
+const PIECE: usize = 1 << 20;
 
 pub struct Log {
     /// How many commits have been announced.
@@ -118,15 +121,38 @@ fn newest(ended: &Receiver<Ended>) -> Option<Ended> {
 /// What brings the log of a database to disk, which has the name that SQLite knows the file by. Should the disk fail, the process ends: what was written may be lost
 /// though it looks kept, and only recovery from disk can tell.
 pub fn of(database: &Path) -> impl FnMut() + Send + use<> {
-    let mut path = database.as_os_str().to_owned();
-    path.push("-wal");
-    let path = PathBuf::from(path);
+    let path = log_of(database);
     let mut file = None;
     move || {
         if let Err(error) = bring_to_disk(&path, &mut file) {
             crate::db::abort_for_the_disk(&error);
         }
     }
+}
+
+/// Writes the bytes of a database's log over themselves and brings them to disk. Whoever reads it meanwhile finds what was
+/// there.
+pub fn write_anew(database: &Path) -> io::Result<()> {
+    let file = match File::options().read(true).write(true).open(log_of(database)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        opened => opened?,
+    };
+    let mut piece = vec![0; PIECE];
+    let mut at = 0;
+    loop {
+        let length = file.read_at(&mut piece, at)?;
+        if length == 0 {
+            return file.sync_data();
+        }
+        file.write_all_at(&piece[..length], at)?;
+        at += length as u64;
+    }
+}
+
+fn log_of(database: &Path) -> PathBuf {
+    let mut path = database.as_os_str().to_owned();
+    path.push("-wal");
+    PathBuf::from(path)
 }
 
 fn bring_to_disk(path: &Path, file: &mut Option<File>) -> io::Result<()> {

@@ -285,6 +285,29 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_log_that_somebody_reads_is_written_over_itself() {
+        let (folder, copy) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (writer, _readers) = open_both(&folder).await;
+        insert(&writer, 1).await.commit().unwrap().on_disk().await.unwrap();
+        for file in ["test.db", "test.db-wal"] {
+            std::fs::copy(folder.path().join(file), copy.path().join(file)).unwrap();
+        }
+        let log = copy.path().join("test.db-wal");
+        let (before, last_written) =
+            (std::fs::read(&log).unwrap(), || std::fs::metadata(&log).unwrap().modified().unwrap());
+        let opening = Opening { path: copy.path().join("test.db"), pages_max: 0, busy_timeout: Duration::ZERO };
+        let readers = Readers::open(opening.clone(), PATIENCE).await.unwrap();
+        let reading = readers.begin().await.unwrap();
+        let copied_at = last_written();
+        let writer = Writer::open(opening, PATIENCE).unwrap();
+        assert!(last_written() > copied_at);
+        assert_eq!(std::fs::read(&log).unwrap(), before);
+        drop(reading);
+        insert(&writer, 2).await.commit().unwrap().on_disk().await.unwrap();
+        assert_eq!(count(&readers).await, 2);
+    }
+
+    #[tokio::test]
     async fn a_writer_that_closes_leaves_everything_in_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let (writer, readers) = open_both(&folder).await;

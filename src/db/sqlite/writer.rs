@@ -81,9 +81,13 @@ pub struct Writing {
 impl Writer {
     pub fn open(opening: Opening, patience: Duration) -> sqlx::Result<Self> {
         let connection = opening.to_write().map_err(error::to_sqlx)?;
-        fold(&connection, opening.busy_timeout)?;
         // SQLite has followed the links to it.
         let file = connection.path().map_or(opening.path.clone(), PathBuf::from);
+        // What a process that died has left in the log may be in the system's memory alone, where the disk has failed to
+        // keep it: nothing is built on it before it was written anew.
+        if !fold(&connection, opening.busy_timeout)? {
+            log::write_anew(&file)?;
+        }
         let log = Log::start(log::of(&file))?;
         Ok(Self::over(connection, log, opening, patience))
     }
@@ -186,7 +190,7 @@ impl Writer {
         if let Slot::Open(connection) = &mut *slot {
             let folded = async {
                 self.until_on_disk().await?;
-                fold(connection.writing()?, WAIT_TO_CLOSE)
+                fold(connection.writing()?, WAIT_TO_CLOSE).map(drop)
             };
             if let Err(error) = folded.await {
                 crate::db::abort_if_the_disk_failed(&error);
@@ -197,18 +201,18 @@ impl Writer {
     }
 }
 
-/// Copies the whole log into the file and brings it to disk. What a process that died has left in the log may be in the
-/// system's memory alone, where the disk has failed to keep it: nothing is built on it before it was written anew.
-fn fold(connection: &Connection, patience: Duration) -> sqlx::Result<()> {
+/// Copies the whole log into the file and brings it to disk; `false` if somebody who reads, or a full disk, keeps it from
+/// that.
+fn fold(connection: &Connection, patience: Duration) -> sqlx::Result<bool> {
     match waiting(connection, patience, |connection| checkpoint(connection, "TRUNCATE")) {
-        Ok(true) => {}
+        Ok(true) => return Ok(true),
         Ok(false) => tracing::warn!("somebody reads the database file, so that its log stays beside it"),
         Err(error) if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull) => {
             tracing::warn!(%error, "the log stays beside the database file");
         }
         Err(error) => return Err(error::to_sqlx(error)),
     }
-    Ok(())
+    Ok(false)
 }
 
 fn try_begin(connection: &Connection) -> rusqlite::Result<()> {
