@@ -4,7 +4,7 @@ use stockade::clock::Clock;
 use stockade::db::{Db, Tx};
 use stockade::on;
 
-use crate::support::{Engine, TestDb};
+use crate::support::{CONNECTIONS_MAX, Engine, TestDb};
 
 async fn server_of(tx: &mut Tx) -> i32 {
     on!(tx, c => sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(c).await).unwrap()
@@ -44,13 +44,13 @@ async fn a_loop_on_a_lane_always_has_the_same_connection_and_another_when_it_is_
 async fn there_are_never_more_connections_than_the_settings_allow() {
     let test = TestDb::new(Engine::Postgres).await;
     let db = test.open(Clock::System).await;
-    let many: Vec<Db> = (0..30).map(|_| db.on_a_lane()).collect();
+    let many: Vec<Db> = (0..CONNECTIONS_MAX).map(|_| db.on_a_lane()).collect();
     let mut begun = Vec::new();
-    for db in &many[..20] {
+    for db in &many {
         begun.push(db.begin().await.unwrap());
     }
     let servers =
         "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'stockade' AND datname = current_database()";
     let count: i64 = on!(begun[0], c => sqlx::query_scalar(servers).fetch_one(c).await).unwrap();
-    assert_eq!(count, 20);
+    assert_eq!(count, i64::from(CONNECTIONS_MAX));
 }

@@ -8,6 +8,9 @@ use tokio::sync::OnceCell;
 
 use super::{postgres, rabbit};
 
+/// How many connections each opens at most: tests share one Postgres.
+pub const CONNECTIONS_MAX: u32 = 8;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Engine {
     Sqlite,
@@ -156,6 +159,6 @@ impl TestDb {
     }
 
     pub fn options(&self) -> Options {
-        Options { connections_max: 8, ..Options::new(&self.url) }
+        Options { connections_max: CONNECTIONS_MAX, ..Options::new(&self.url) }
     }
 }

@@ -15,7 +15,7 @@ pub use answers::{fields, problem, wrong_field};
 pub use api::{Api, order};
 pub use app::{App, settings};
 pub use browser::Browser;
-pub use database::{Engine, TestDb, Wire};
+pub use database::{CONNECTIONS_MAX, Engine, TestDb, Wire};
 pub use postgres::OwnPostgres;
 pub use process::Server;
 pub use receiver::{Mails, Reply, Taking, Webhooks};
