@@ -216,6 +216,45 @@ async fn what_is_put_back_from_a_bundle_is_free_for_all(db: TestDb) {
     assert_eq!(depth(&rig).await, (0, 0));
 }
 
+async fn what_was_given_back_does_not_come_again_with_its_bundle(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let mut dead = bundled(&rig).await;
+    let given_back = rig.take(&mut dead, 12).await;
+    dead.release(&tags(&given_back)).await.unwrap();
+    let mut next = rig.subscribe(&rig.queue).await;
+    let done = rig.take(&mut next, 12).await;
+    next.ack(&tags(&done)).await.unwrap();
+    rig.advance(LEASE + Duration::from_secs(1)).await;
+    let rest = rig.take(&mut next, 8).await;
+    assert!(rest.iter().all(|delivery| given_back.iter().all(|other| other.body != delivery.body)));
+    rig.take_nothing(&mut next).await;
+}
+
+async fn what_is_done_with_does_not_come_again_though_its_lease_is_over(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let mut late = bundled(&rig).await;
+    let taken = rig.take(&mut late, CROWD).await;
+    late.ack_soon(&tags(&taken)).await.unwrap();
+    rig.advance(LEASE + Duration::from_secs(1)).await;
+    rig.take_nothing(&mut late).await;
+    assert_eq!(depth(&rig).await, (0, 0));
+}
+
+async fn what_comes_out_of_a_bundle_is_as_old_as_it_was(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let dead = bundled(&rig).await;
+    let oldest = rig.depth(&rig.queue).await.oldest_enqueued_at;
+    rig.advance(Duration::from_secs(10)).await;
+    rig.deliver(&told("note"), 1).await;
+    drop(dead);
+    rig.advance(LEASE).await;
+    let mut stranger = rig.subscribe(&rig.queue).await;
+    rig.take(&mut stranger, 1).await;
+    assert_eq!(rig.number("SELECT count(*) FROM messaging_bundles").await, 0, "it is unpacked, behind what came later");
+    assert!(oldest.is_some());
+    assert_eq!(rig.depth(&rig.queue).await.oldest_enqueued_at, oldest);
+}
+
 async fn a_reader_that_leaves_empties_its_bundles(db: TestDb) {
     let rig = Rig::new(&db).await;
     let mut leaving = bundled(&rig).await;
@@ -434,7 +473,10 @@ each_database!(
     a_reader_that_leaves_empties_its_bundles,
     one_of_a_bundle_can_be_rejected,
     what_a_dead_reader_held_in_a_bundle_comes_back_each_for_itself,
+    what_comes_out_of_a_bundle_is_as_old_as_it_was,
+    what_is_done_with_does_not_come_again_though_its_lease_is_over,
     what_is_put_back_from_a_bundle_is_free_for_all,
+    what_was_given_back_does_not_come_again_with_its_bundle,
     a_reader_that_leaves_gives_back_what_it_has_not_taken,
     a_transaction_that_counts_on_a_hatch_keeps_it_open,
     what_finds_no_room_is_free_for_all,
