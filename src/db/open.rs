@@ -81,8 +81,8 @@ async fn open_postgres(options: &Options) -> anyhow::Result<Engine> {
         .context("the Postgres URL cannot be read")?
         .application_name("stockade")
         .disable_statement_logging()
-        // A statement that hangs must not hold locks for ever; ours take milliseconds.
-        .options([("statement_timeout", "30s"), ("idle_in_transaction_session_timeout", "60s")]);
+        // A statement that hangs must not hold locks for ever; ours take milliseconds, so that compiling them never pays.
+        .options([("statement_timeout", "30s"), ("idle_in_transaction_session_timeout", "60s"), ("jit", "off")]);
     let lanes = Lanes::out_of(options.connections_max);
     let pool = PgPoolOptions::new()
         .max_connections(options.connections_max - lanes.count())

@@ -1,9 +1,18 @@
 //! Connections that belong to one loop each, on Postgres.
 
-use stockade::clock::Clock;
-use stockade::db::{Db, Tx};
-use stockade::on;
+use std::time::Duration;
 
+use stockade::clock::{Clock, mint_id};
+use stockade::db::{Db, Tx};
+use stockade::messaging::Event;
+use stockade::messaging::event::hash_of;
+use stockade::messaging::inbox::{self, Arrival};
+use stockade::on;
+use stockade::orders::model::{OrderId, Status};
+use stockade::orders::service::Answer;
+use stockade::orders::store as orders;
+
+use crate::support::kernel::many;
 use crate::support::{CONNECTIONS_MAX, Engine, TestDb};
 
 async fn server_of(tx: &mut Tx) -> i32 {
@@ -38,6 +47,51 @@ async fn a_loop_on_a_lane_always_has_the_same_connection_and_another_when_it_is_
     // Dropped without a commit, it is as good as ever.
     drop(work);
     assert_eq!(next_server_of(&one).await, server);
+}
+
+/// The tables that a batch of the loops looks into, in a transaction that did so.
+async fn read_from_end_to_end(tx: &mut Tx) -> Vec<String> {
+    let scanned = "SELECT relname::text FROM pg_stat_xact_user_tables WHERE seq_scan > 0
+         AND relname IN ('orders_orders', 'messaging_inbox', 'inventory_reservations', 'notifications_notices')";
+    on!(tx, c => sqlx::query_scalar(scanned).fetch_all(c).await).unwrap()
+}
+
+#[tokio::test]
+async fn a_loop_on_a_lane_finds_rows_by_their_keys_however_few_there_are() {
+    let test = TestDb::new(Engine::Postgres).await;
+    let db = test.open(Clock::System).await;
+    let lane = db.on_a_lane();
+    for round in 0..8 {
+        let mut tx = lane.begin_chained().await.unwrap();
+        let now = tx.now();
+        let events: Vec<Event> = many("note", 20);
+        let hashes: Vec<_> = events.iter().map(|event| hash_of(&event.to_body())).collect();
+        let arrivals: Vec<Arrival<'_>> = events
+            .iter()
+            .zip(&hashes)
+            .map(|(event, body_hash)| Arrival { event, key: "test.told", body_hash })
+            .collect();
+        inbox::insert_new(&mut tx, "probe", &arrivals, now, now).await.unwrap();
+        let order = |_| OrderId(mint_id());
+        let ids: Vec<OrderId> = (0..20).map(order).collect();
+        for (index, id) in ids.iter().enumerate() {
+            let insert = "INSERT INTO orders_orders (group_id, id, number, customer_id, status, currency, total_minor,
+                     correlation_id, created_at, updated_at)
+                 VALUES ('g', $1, $2, 'c', 'placed', 'USD', 0, 'c', now(), now())";
+            let number = format!("ORD-{round}-{index}");
+            on!(tx, c => sqlx::query(insert).bind(id.0).bind(&number).execute(c).await.map(drop)).unwrap();
+        }
+        let answer =
+            |id: &OrderId| Answer { group_id: "g".into(), order_id: *id, status: Status::Reserved, reason: None };
+        let answers: Vec<Answer> = ids.iter().map(answer).collect();
+        assert_eq!(orders::answer_many(&mut tx, &answers, Duration::from_secs(60), now).await.unwrap(), 20);
+        assert_eq!(read_from_end_to_end(&mut tx).await, [""; 0], "in round {round}");
+        tx.commit().await.unwrap();
+        // Statistics that say how few there are.
+        let mut tx = db.begin().await.unwrap();
+        on!(tx, c => sqlx::query("ANALYZE").execute(c).await.map(drop)).unwrap();
+        tx.commit().await.unwrap();
+    }
 }
 
 #[tokio::test]
