@@ -183,7 +183,9 @@ pub async fn move_many(c: &mut PgConnection, taken: &[Taken<'_>], now: Timestamp
 }
 
 pub async fn any_hold_over(c: &mut PgConnection, _now: Timestamp) -> sqlx::Result<bool> {
-    sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM orders_holds WHERE expires_at <= now())").fetch_one(c).await
+    // By the one that ends first, which an index knows: asked whether any is over, Postgres would guess that a third are, and
+    // read them all to find none.
+    sqlx::query_scalar("SELECT COALESCE((SELECT min(expires_at) FROM orders_holds) <= now(), false)").fetch_one(c).await
 }
 
 pub async fn end_holds(
