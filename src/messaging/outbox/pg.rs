@@ -6,7 +6,7 @@ use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, Database, PgConnection, Postgres, Row};
 use uuid::Uuid;
 
-use super::{Backlog, Claim, Claimed, Entry, Passing, Queued, Settled, Settlement, routing_key};
+use super::{Backlog, Claim, Claimed, Entry, Passing, Queued, Settled, Settlement};
 use crate::clock::{Timestamp, millis};
 
 pub async fn insert_many(
@@ -15,7 +15,8 @@ pub async fn insert_many(
     claim: Option<Claim>,
     now: Timestamp,
 ) -> sqlx::Result<()> {
-    bind_entries(sqlx::query(INSERT), entries, "pending", claim, now).execute(c).await.map(drop)
+    let insert = AssertSqlSafe(format!("WITH {ROADS} {INSERT}"));
+    bind_entries(sqlx::query(insert), entries, "pending", claim, now).execute(c).await.map(drop)
 }
 
 pub async fn insert_handed_on(
@@ -25,34 +26,35 @@ pub async fn insert_handed_on(
     now: Timestamp,
 ) -> sqlx::Result<Vec<Queued>> {
     let insert = AssertSqlSafe(format!(
-        "WITH written AS ({INSERT}),
-         meant AS MATERIALIZED (
-             SELECT COALESCE(b.queue, e.target) AS queue, e.id,
-                 e.kind = 'event' AND COALESCE(b.queue = ANY($22), false) AS passed
-             FROM UNNEST($1::uuid[], $3::text[], $24::text[], $15::text[]) AS e(id, kind, routing_key, target)
-             LEFT JOIN messaging_bindings b ON e.target = '' AND b.routing_key = e.routing_key
-             WHERE e.target <> '' OR b.queue IS NOT NULL),
+        "WITH {ROADS},
+         written AS ({INSERT}),
+         ends AS MATERIALIZED (
+             SELECT roads.number, COALESCE(b.queue, roads.target) AS queue,
+                 roads.kind = 'event' AND COALESCE(b.queue = ANY($23), false) AS passed
+             FROM roads LEFT JOIN messaging_bindings b
+                 ON roads.target = '' AND b.routing_key = roads.aggregate_type || '.' || roads.event_type
+             WHERE roads.target <> '' OR b.queue IS NOT NULL),
          bundled AS (
              INSERT INTO messaging_bundles (queue, outbox_refs, enqueued_at, lock_token, lease_until)
-             SELECT queue, array_agg(id), $14, $20, now() + $21 * interval '1 ms' FROM meant
-             WHERE passed AND $23 GROUP BY queue
+             SELECT ends.queue, array_agg(e.id), $17, $21, now() + $22 * interval '1 ms'
+             FROM ends JOIN UNNEST($1::uuid[], $3::bigint[]) AS e(id, road) ON e.road = ends.number
+             WHERE passed AND $24 GROUP BY ends.queue
              RETURNING id, queue, outbox_refs),
          queued AS (
              INSERT INTO messaging_queue (queue, outbox_ref, enqueued_at, lock_token, lease_until, deliveries)
-             SELECT queue, id, $14, CASE WHEN passed THEN $20::uuid END,
-                 CASE WHEN passed THEN now() + $21 * interval '1 ms' END, CASE WHEN passed THEN 1 ELSE 0 END
-             FROM meant WHERE NOT (passed AND $23) ORDER BY id
+             SELECT ends.queue, e.id, $17, CASE WHEN passed THEN $21::uuid END,
+                 CASE WHEN passed THEN now() + $22 * interval '1 ms' END, CASE WHEN passed THEN 1 ELSE 0 END
+             FROM ends JOIN UNNEST($1::uuid[], $3::bigint[]) AS e(id, road) ON e.road = ends.number
+             WHERE NOT (passed AND $24) ORDER BY e.id
              RETURNING id, queue, outbox_ref)
          SELECT id, queue, outbox_refs, true FROM bundled
          UNION ALL SELECT id, queue, ARRAY[outbox_ref], false FROM queued"
     ));
-    let keys: Vec<String> = entries.iter().map(|entry| routing_key(&entry.aggregate_type, &entry.event_type)).collect();
     let rows = bind_entries(sqlx::query(insert), entries, "published", None, now)
         .bind(passing.token)
         .bind(millis(passing.lease))
         .bind(&passing.queues)
         .bind(passing.bundled)
-        .bind(keys)
         .fetch_all(c)
         .await?;
     let entry_of: HashMap<Uuid, usize> = entries.iter().enumerate().map(|(index, entry)| (entry.id, index)).collect();
@@ -66,18 +68,25 @@ pub async fn insert_handed_on(
         .collect()
 }
 
-/// Takes the entries' columns, the moment, the status, and the claim they are born with.
+/// The roads that entries take, each once: a batch has few of them, and what is said of a road is not said of every entry.
+const ROADS: &str = "roads AS MATERIALIZED (
+    SELECT * FROM UNNEST($13::text[], $14::text[], $15::text[], $16::text[])
+        WITH ORDINALITY AS road(kind, aggregate_type, event_type, target, number))";
+
+/// Takes the entries' columns with the number of each one's road, the roads, the moment, the status, and the claim they are
+/// born with.
 const INSERT: &str =
     "INSERT INTO messaging_outbox (id, event_id, kind, group_id, subsidiary_id, aggregate_type, aggregate_id,
          event_type, body, headers, status, available_at, created_at, correlation_id, causation_id, target, traceparent,
          published_at, claimed_by)
-     SELECT id, event_id, kind, group_id, subsidiary_id, aggregate_type, aggregate_id, event_type, body,
-         headers, $17::text, now() + (delay_ms + $19) * interval '1 ms', $14, correlation_id, causation_id, target, traceparent,
-         CASE $17::text WHEN 'published' THEN $14::timestamptz END, $18::uuid
-     FROM UNNEST($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[],
-         $8::text[], $9::bytea[], $10::text[], $11::bigint[], $12::text[], $13::uuid[], $15::text[], $16::text[])
-         AS row(id, event_id, kind, group_id, subsidiary_id, aggregate_type, aggregate_id, event_type, body,
-             headers, delay_ms, correlation_id, causation_id, target, traceparent)";
+     SELECT id, event_id, roads.kind, group_id, subsidiary_id, roads.aggregate_type, aggregate_id, roads.event_type, body,
+         headers, $18::text, now() + (delay_ms + $20) * interval '1 ms', $17, correlation_id, causation_id, roads.target,
+         traceparent, CASE $18::text WHEN 'published' THEN $17::timestamptz END, $19::uuid
+     FROM UNNEST($1::uuid[], $2::uuid[], $3::bigint[], $4::text[], $5::text[], $6::text[], $7::bytea[], $8::text[],
+         $9::bigint[], $10::text[], $11::uuid[], $12::text[])
+         AS row(id, event_id, road, group_id, subsidiary_id, aggregate_id, body, headers, delay_ms, correlation_id,
+             causation_id, traceparent)
+     JOIN roads ON roads.number = row.road";
 
 type PgQuery<'q> = Query<'q, Postgres, <Postgres as Database>::Arguments>;
 
@@ -89,26 +98,49 @@ fn bind_entries<'q>(
     now: Timestamp,
 ) -> PgQuery<'q> {
     let text = |of: fn(&Entry) -> &str| entries.iter().map(of).collect::<Vec<&str>>();
+    let (roads, road_of) = roads_of(entries);
+    let road_text = |of: fn(&Entry) -> &str| roads.iter().map(|first| of(first)).collect::<Vec<&str>>();
     query
         .bind(entries.iter().map(|entry| entry.id).collect::<Vec<_>>())
         .bind(entries.iter().map(|entry| entry.event_id).collect::<Vec<_>>())
-        .bind(text(|entry| entry.kind.as_str()))
+        .bind(road_of)
         .bind(text(|entry| &entry.group_id))
         .bind(entries.iter().map(|entry| entry.subsidiary_id.as_deref()).collect::<Vec<_>>())
-        .bind(text(|entry| &entry.aggregate_type))
         .bind(text(|entry| &entry.aggregate_id))
-        .bind(text(|entry| &entry.event_type))
         .bind(entries.iter().map(|entry| &entry.body[..]).collect::<Vec<_>>())
         .bind(text(|entry| &entry.headers))
         .bind(entries.iter().map(|entry| millis(entry.delay)).collect::<Vec<_>>())
         .bind(text(|entry| &entry.correlation_id))
         .bind(entries.iter().map(|entry| entry.causation_id).collect::<Vec<_>>())
-        .bind(now)
-        .bind(text(|entry| &entry.target))
         .bind(entries.iter().map(|entry| entry.traceparent.map(|trace| trace.to_string())).collect::<Vec<_>>())
+        .bind(road_text(|entry| entry.kind.as_str()))
+        .bind(road_text(|entry| &entry.aggregate_type))
+        .bind(road_text(|entry| &entry.event_type))
+        .bind(road_text(|entry| &entry.target))
+        .bind(now)
         .bind(status)
         .bind(claim.map(|claim| claim.by))
         .bind(claim.map_or(0, |claim| millis(claim.lease)))
+}
+
+/// The first entry of each road, and the number of the road that each entry takes, from 1.
+fn roads_of(entries: &[Entry]) -> (Vec<&Entry>, Vec<i64>) {
+    let mut firsts: Vec<&Entry> = Vec::new();
+    let numbers = entries.iter().map(|entry| {
+        let known = firsts.iter().position(|first| {
+            first.event_type == entry.event_type
+                && first.aggregate_type == entry.aggregate_type
+                && first.kind == entry.kind
+                && first.target == entry.target
+        });
+        let index = known.unwrap_or_else(|| {
+            firsts.push(entry);
+            firsts.len() - 1
+        });
+        i64::try_from(index + 1).unwrap_or(i64::MAX)
+    });
+    let numbers = numbers.collect();
+    (firsts, numbers)
 }
 
 pub async fn claim_many(c: &mut PgConnection, claim: Claim, limit: i64, now: Timestamp) -> sqlx::Result<Vec<Claimed>> {
