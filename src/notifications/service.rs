@@ -17,14 +17,14 @@ pub const LOG_CHANNEL: &str = "log";
 /// Writes one notice per outcome, sent by that; an outcome that has its notice already gets no second one.
 pub async fn notify_many(tx: &mut Tx, batch: &[&Message<Fact>]) -> sqlx::Result<()> {
     let now = tx.now();
-    store::insert_many(tx, &new_notices(batch, LOG_CHANNEL, State::Sent), now).await
+    store::write_many(tx, &new_notices(batch, LOG_CHANNEL, State::Sent), now).await.map(drop)
 }
 
 /// Writes notices that are about to be sent by `channel`, new ones and those tried again: these are to be called for.
 pub async fn begin_many(tx: &mut Tx, batch: &[&Message<Fact>], channel: &'static str) -> sqlx::Result<Vec<Outcome>> {
     let now = tx.now();
     let notices = new_notices(batch, channel, State::Sending);
-    let begun: HashSet<Uuid> = store::begin_many(tx, &notices, now).await?.into_iter().collect();
+    let begun: HashSet<Uuid> = store::write_many(tx, &notices, now).await?.into_iter().collect();
     let outcome = |message: &&Message<Fact>| match begun.contains(&message.event.event_id) {
         true => Outcome::Call,
         false => Outcome::moot("another event has brought this notice about"),

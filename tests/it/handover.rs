@@ -4,6 +4,8 @@
 use std::time::Duration;
 
 use stockade::clock::mint_id;
+use stockade::messaging::Event;
+use stockade::messaging::inbox::State;
 use stockade::messaging::outbox::{self, Claim, Claimed};
 use stockade::messaging::relay::{self, Relay};
 use stockade::messaging::transport::memory::Chaos;
@@ -154,6 +156,25 @@ async fn a_crowd_is_held_by_one_row_until_the_last_of_it_is_done(db: TestDb) {
     open.ack(&tags(&rest[7..])).await.unwrap();
     assert_eq!(rig.number("SELECT count(*) FROM messaging_bundles").await, 0);
     rig.take_nothing(&mut open).await;
+    assert_eq!(depth(&rig).await, (0, 0));
+}
+
+async fn what_was_met_before_it_is_handed_over_is_a_duplicate(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let mut open = open(&rig, CROWD).await;
+    let events = many("note", CROWD);
+    // As another instance does that got hold of one of them first, and of another with another body.
+    rig.plant(&events[3], State::Processed, None).await;
+    let other_body = Event { event_id: events[4].event_id, ..told("other") };
+    rig.plant(&other_body, State::Processed, None).await;
+    rig.tell(&events).await;
+    assert_eq!(rig.consumer.try_once(&mut open).await.unwrap(), CROWD);
+    for (index, event) in events.iter().enumerate() {
+        assert_eq!(rig.effects(event).await, i64::from(index != 3 && index != 4), "event {index}");
+    }
+    assert_eq!(rig.inbox(&events[3]).await.unwrap().duplicates, 1);
+    assert_eq!(rig.number("SELECT count(*) FROM messaging_inbox WHERE state = 'processed'").await, CROWD as i64);
+    assert_eq!(rig.depth(&dlq_of(&rig.queue)).await.ready, 1, "the one with another body is put aside");
     assert_eq!(depth(&rig).await, (0, 0));
 }
 
@@ -472,6 +493,7 @@ each_database!(
     a_full_hatch_keeps_nobody_else_waiting,
     a_reader_that_leaves_empties_its_bundles,
     one_of_a_bundle_can_be_rejected,
+    what_was_met_before_it_is_handed_over_is_a_duplicate,
     what_a_dead_reader_held_in_a_bundle_comes_back_each_for_itself,
     what_comes_out_of_a_bundle_is_as_old_as_it_was,
     what_is_done_with_does_not_come_again_though_its_lease_is_over,

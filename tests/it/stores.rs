@@ -403,9 +403,9 @@ async fn an_order_has_one_notice_of_each_kind(db: TestDb) {
         notice("g", second, Kind::Reserved),
         notice("other", first, Kind::Reserved),
     ];
-    notifications::insert_many(&mut tx, &made, NOW).await.unwrap();
+    notifications::write_many(&mut tx, &made, NOW).await.unwrap();
     let repeats = [notice("g", first, Kind::Reserved), notice("g", second, Kind::Rejected)];
-    notifications::insert_many(&mut tx, &repeats, NOW.plus(AGES)).await.unwrap();
+    notifications::write_many(&mut tx, &repeats, NOW.plus(AGES)).await.unwrap();
     let of = || notifications::Query { group_id: "g".into(), limit: 10, ..notifications::Query::default() };
     let all = notifications::list(&mut tx, of()).await.unwrap();
     let expected = [repeats[1].id, made[2].id, made[1].id, made[0].id];
@@ -433,8 +433,11 @@ async fn a_notice_in_doubt_stays_so_until_it_is_sent(db: TestDb) {
     let order_id = mint_id();
     let begun = NewNotice { channel: "webhook", state: NoticeState::Sending, ..notice("g", order_id, Kind::Paid) };
     let other = NewNotice { event_id: mint_id(), ..begun.clone() };
-    assert_eq!(notifications::begin_many(&mut tx, std::slice::from_ref(&begun), NOW).await.unwrap(), [begun.event_id]);
-    assert!(notifications::begin_many(&mut tx, &[other], NOW).await.unwrap().is_empty(), "the first event's");
+    assert_eq!(notifications::write_many(&mut tx, std::slice::from_ref(&begun), NOW).await.unwrap(), [begun.event_id]);
+    assert!(notifications::write_many(&mut tx, &[other], NOW).await.unwrap().is_empty(), "the first event's");
+    let new = NewNotice { channel: "webhook", state: NoticeState::Sending, ..notice("h", mint_id(), Kind::Paid) };
+    let both = notifications::write_many(&mut tx, &[begun.clone(), new.clone()], NOW).await.unwrap();
+    assert_eq!(sorted(both), sorted(vec![begun.event_id, new.event_id]), "one tried again beside a new one");
     for (ended, shown) in [
         (NoticeState::Pending, "pending"),
         (NoticeState::Unknown, "unknown"),
@@ -443,7 +446,7 @@ async fn a_notice_in_doubt_stays_so_until_it_is_sent(db: TestDb) {
         (NoticeState::Sent, "sent"),
     ] {
         assert_eq!(
-            notifications::begin_many(&mut tx, std::slice::from_ref(&begun), NOW).await.unwrap(),
+            notifications::write_many(&mut tx, std::slice::from_ref(&begun), NOW).await.unwrap(),
             [begun.event_id]
         );
         let attempt = |event_id| Attempt {
@@ -461,7 +464,7 @@ async fn a_notice_in_doubt_stays_so_until_it_is_sent(db: TestDb) {
         assert_eq!((found.state.as_str(), found.last_error.as_deref()), (shown, Some("what")), "{ended:?}");
         assert_eq!((found.created_at, found.updated_at), (NOW, NOW.plus(AGES)));
     }
-    assert!(notifications::begin_many(&mut tx, &[begun], NOW).await.unwrap().is_empty(), "what is sent is sent");
+    assert!(notifications::write_many(&mut tx, &[begun], NOW).await.unwrap().is_empty(), "what is sent is sent");
 }
 
 // The ledger.
@@ -626,6 +629,31 @@ async fn a_claim_holds_until_it_is_taken_over_or_concluded(db: TestDb) {
     let query = inbox::Query { consumer: Some("probe".into()), limit: 10, ..inbox::Query::default() };
     let fenced: i32 = inbox::list(&mut tx, query).await.unwrap().iter().map(|row| row.fenced).sum();
     assert_eq!(fenced, 1);
+}
+
+async fn what_is_written_down_as_new_is_new_or_fails(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let events = many("note", 4);
+    let hashes: Vec<_> = events.iter().map(|event| hash_of(&event.to_body())).collect();
+    let arrivals: Vec<Arrival<'_>> =
+        events.iter().zip(&hashes).map(|(event, body_hash)| Arrival { event, key: KEY, body_hash }).collect();
+    let mut tx = rig.db.begin().await.unwrap();
+    let now = tx.now();
+    let taken_at = now.minus(AGES);
+    inbox::insert_new(&mut tx, "looked", &arrivals, taken_at, now).await.unwrap();
+    inbox::insert_all(&mut tx, "blind", &arrivals[..3], taken_at, now).await.unwrap();
+    tx.commit().await.unwrap();
+    let mut tx = rig.db.begin().await.unwrap();
+    for event in &events[..3] {
+        let query = inbox::Query { event_id: Some(event.event_id), limit: 3, ..inbox::Query::default() };
+        let mut rows = inbox::list(&mut tx, query).await.unwrap();
+        for row in &mut rows {
+            row.consumer.clear();
+        }
+        assert_eq!(format!("{:?}", rows[0]), format!("{:?}", rows[1]), "the same rows by either way");
+    }
+    let error = inbox::insert_all(&mut tx, "blind", &arrivals[2..], taken_at, now).await.unwrap_err();
+    assert!(error.as_database_error().unwrap().is_unique_violation(), "{error}");
 }
 
 async fn inbox_rows_are_met_marked_counted_and_listed(db: TestDb) {
@@ -844,6 +872,7 @@ each_database!(
     entries_are_unique_by_event_and_account_and_add_up,
     outbox_rows_are_listed_by_each_filter_newest_first,
     appending_nothing_is_nothing_and_an_event_is_appended_once,
+    what_is_written_down_as_new_is_new_or_fails,
     inbox_rows_are_met_marked_counted_and_listed,
     a_claim_holds_until_it_is_taken_over_or_concluded,
     a_notice_in_doubt_stays_so_until_it_is_sent,

@@ -19,6 +19,7 @@ mod writer;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+pub use insert::Values;
 pub use query::{Bind, Done, Query, QueryAs, QueryBuilder, QueryScalar, Separated, query, query_as, query_scalar};
 pub use readers::{Lent, Readers};
 use rusqlite::{Connection, OpenFlags, Params, Row};

@@ -13,6 +13,7 @@ use uuid::Uuid;
 
 use super::books::Decided;
 use super::gate::{Hand, Item};
+use super::plan::Meeting;
 use super::{Consumer, Settle};
 use crate::db::{Trouble, Tx};
 use crate::messaging::event::Message;
@@ -153,10 +154,12 @@ impl<R: Reaction> Consumer<R> {
     /// Runs a transaction again while it merely loses to others, or may have minted a number that was taken.
     async fn run_once(&self, items: &[Item<R::Fact>], waking: Waking) -> Result<Decided, Failure> {
         let mut reruns = 0;
+        let mut meeting = Meeting::of(items);
         loop {
-            match self.attempt(items, waking).await {
+            match self.attempt(items, waking, meeting).await {
                 Err(failure) if reruns < failure.reruns_worth() => {
                     self.kernel.db.metrics().db_serialization_retries.inc();
+                    meeting = Meeting::Possible;
                     reruns += 1;
                 }
                 ended => return ended,
@@ -165,9 +168,9 @@ impl<R: Reaction> Consumer<R> {
     }
 
     /// One transaction: inbox, reaction, bookkeeping, what waited for it, commit.
-    async fn attempt(&self, items: &[Item<R::Fact>], waking: Waking) -> Result<Decided, Failure> {
+    async fn attempt(&self, items: &[Item<R::Fact>], waking: Waking, meeting: Meeting) -> Result<Decided, Failure> {
         let mut tx = self.kernel.db.begin_chained().await?;
-        let mut plan = self.plan(&mut tx, items).await?;
+        let mut plan = self.plan(&mut tx, items, meeting).await?;
         if !plan.stale.is_empty() {
             self.take_over(&mut tx, items, &mut plan).await?;
         }
@@ -223,11 +226,11 @@ impl<R: Reaction> Consumer<R> {
     async fn blame(&self, item: &Item<R::Fact>, failure: Failure) -> sqlx::Result<(Tag, Settle)> {
         let Blame { reason, last_word, error } = failure.blame();
         let mut tx = self.kernel.db.begin().await?;
-        let plan = match self.plan(&mut tx, std::slice::from_ref(item)).await {
+        let plan = match self.plan(&mut tx, std::slice::from_ref(item), Meeting::Possible).await {
             // Another instance has just written it down, which is to be seen from here on.
             Err(error) if inbox::lost_race(&error) => {
                 tx = self.kernel.db.begin().await?;
-                self.plan(&mut tx, std::slice::from_ref(item)).await?
+                self.plan(&mut tx, std::slice::from_ref(item), Meeting::Possible).await?
             }
             planned => planned?,
         };

@@ -24,6 +24,7 @@ const COPY: &str = "x-lab-copy";
 pub(in crate::messaging) struct Item<F> {
     pub tag: Tag,
     deliveries: u32,
+    pub(super) handed_over: bool,
     /// Set on a retry or redrive: how many attempts went before it.
     retry_after_attempts: Option<i32>,
     pub message: Message<F>,
@@ -94,6 +95,7 @@ impl<R: Reaction> Consumer<R> {
                     let item = Item {
                         tag: delivery.tag,
                         deliveries: delivery.deliveries,
+                        handed_over: delivery.handed_over,
                         retry_after_attempts: attempts.and_then(|attempts| i32::try_from(attempts).ok()),
                         message,
                         taken_at,

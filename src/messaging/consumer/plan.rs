@@ -24,6 +24,20 @@ use crate::messaging::{Outcome, Reaction, retention};
 /// An event this young has not been forgotten by anybody.
 const FRESH: Duration = Duration::from_secs(60);
 
+/// May the events of a batch have been met before?
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Meeting {
+    /// Hardly: they are written down as new, and if one is not, the batch fails and is planned again.
+    Unlikely,
+    Possible,
+}
+
+impl Meeting {
+    pub fn of<F>(items: &[Item<F>]) -> Self {
+        if items.iter().all(|item| item.handed_over) { Self::Unlikely } else { Self::Possible }
+    }
+}
+
 /// A batch, sorted by what the inbox says of each item.
 #[derive(Default)]
 pub(in crate::messaging) struct Plan {
@@ -53,7 +67,7 @@ impl Plan {
 
 impl<R: Reaction> Consumer<R> {
     /// Meets the inbox and sorts the batch into what runs and what is already decided.
-    pub(super) async fn plan(&self, tx: &mut Tx, items: &[Item<R::Fact>]) -> sqlx::Result<Plan> {
+    pub(super) async fn plan(&self, tx: &mut Tx, items: &[Item<R::Fact>], meeting: Meeting) -> sqlx::Result<Plan> {
         let now = tx.now();
         let mut plan = Plan::default();
         let mut firsts: HashMap<Uuid, usize> = HashMap::with_capacity(items.len());
@@ -72,8 +86,17 @@ impl<R: Reaction> Consumer<R> {
         let rows: Vec<Arrival<'_>> = arrivals.iter().map(|(_, arrival)| arrival.clone()).collect();
         // What runs together was taken together. A clock that steps back must not have it end before it began.
         let taken_at = items.first().map_or(now, |item| item.taken_at.min(now));
-        let new: HashSet<Uuid> = inbox::insert_new(tx, R::NAME, &rows, taken_at, now).await?.into_iter().collect();
-        let known: Vec<Uuid> = rows.iter().map(|row| row.event.event_id).filter(|id| !new.contains(id)).collect();
+        let known: Vec<Uuid> = match meeting {
+            Meeting::Unlikely => {
+                inbox::insert_all(tx, R::NAME, &rows, taken_at, now).await?;
+                Vec::new()
+            }
+            Meeting::Possible => {
+                let new = inbox::insert_new(tx, R::NAME, &rows, taken_at, now).await?;
+                let new: HashSet<Uuid> = new.into_iter().collect();
+                rows.iter().map(|row| row.event.event_id).filter(|id| !new.contains(id)).collect()
+            }
+        };
         let met: HashMap<Uuid, Met> = match known.as_slice() {
             [] => HashMap::new(),
             known => inbox::meet(tx, R::NAME, known, now).await?.into_iter().collect(),

@@ -177,6 +177,13 @@ dialects! {
         taken_at: Timestamp,
         now: Timestamp,
     ) -> Vec<Uuid>;
+    /// Inserts arrivals as processed that are all new; one that is not fails the transaction.
+    pub async fn insert_all(
+        consumer: &str,
+        arrivals: &[Arrival<'_>],
+        taken_at: Timestamp,
+        now: Timestamp,
+    ) -> ();
     /// Puts the end of handling, which the insert had to guess, where it was.
     pub async fn put_end(consumer: &str, ids: &[Uuid], ended_at: Timestamp) -> ();
     /// Locks and returns the rows of `ids`, in the order of their ids.

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use sqlx::PgConnection;
+use sqlx::query::Query;
+use sqlx::{AssertSqlSafe, Database, PgConnection, Postgres, Row};
 use uuid::Uuid;
 
 use super::{Arrival, Claim, Mark, Met, MetColumns};
@@ -15,31 +16,54 @@ pub async fn insert_new(
     taken_at: Timestamp,
     now: Timestamp,
 ) -> sqlx::Result<Vec<Uuid>> {
-    let text = |of: fn(&Arrival<'_>) -> String| arrivals.iter().map(of).collect::<Vec<String>>();
-    sqlx::query_scalar(
-        // A look before each insert, for ON CONFLICT writes every row twice: whoever loses a race to another transaction
-        // gets its violation of the key, and is run again. LIMIT keeps the look from being planned as a join.
-        "INSERT INTO messaging_inbox (consumer, event_id, state, attempts, started_at, finished_at, event_type,
-             aggregate_id, correlation_id, group_id, body_hash)
-         SELECT $1, event_id, 'processed', 1, $9, $2, event_type, aggregate_id, correlation_id, group_id, body_hash
-         FROM UNNEST($3::uuid[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bytea[])
-             AS row(event_id, event_type, aggregate_id, correlation_id, group_id, body_hash)
-         LEFT JOIN LATERAL (SELECT true AS is_known FROM messaging_inbox i
+    // A look before each insert, for ON CONFLICT writes every row twice: whoever loses a race to another transaction gets
+    // its violation of the key, and is run again. LIMIT keeps the look from being planned as a join.
+    let insert = AssertSqlSafe(format!(
+        "{INSERT} LEFT JOIN LATERAL (SELECT true AS is_known FROM messaging_inbox i
              WHERE i.consumer = $1 AND i.event_id = row.event_id LIMIT 1) AS met ON true
          WHERE met.is_known IS NULL
-         RETURNING event_id",
-    )
-    .bind(consumer)
-    .bind(now)
-    .bind(arrivals.iter().map(|arrival| arrival.event.event_id).collect::<Vec<_>>())
-    .bind(arrivals.iter().map(|arrival| arrival.key).collect::<Vec<_>>())
-    .bind(text(|arrival| arrival.event.aggregate_id.clone()))
-    .bind(text(|arrival| arrival.event.correlation_id.clone()))
-    .bind(text(|arrival| arrival.event.group_id.clone()))
-    .bind(arrivals.iter().map(|arrival| arrival.body_hash.as_slice()).collect::<Vec<_>>())
-    .bind(taken_at)
-    .fetch_all(c)
-    .await
+         RETURNING event_id"
+    ));
+    let rows = bind_arrivals(sqlx::query(insert), consumer, arrivals, taken_at, now).fetch_all(c).await?;
+    rows.iter().map(|row| row.try_get(0)).collect()
+}
+
+pub async fn insert_all(
+    c: &mut PgConnection,
+    consumer: &str,
+    arrivals: &[Arrival<'_>],
+    taken_at: Timestamp,
+    now: Timestamp,
+) -> sqlx::Result<()> {
+    bind_arrivals(sqlx::query(INSERT), consumer, arrivals, taken_at, now).execute(c).await.map(drop)
+}
+
+const INSERT: &str =
+    "INSERT INTO messaging_inbox (consumer, event_id, state, attempts, started_at, finished_at, event_type,
+         aggregate_id, correlation_id, group_id, body_hash)
+     SELECT $1, event_id, 'processed', 1, $9, $2, event_type, aggregate_id, correlation_id, group_id, body_hash
+     FROM UNNEST($3::uuid[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bytea[])
+         AS row(event_id, event_type, aggregate_id, correlation_id, group_id, body_hash)";
+
+type PgQuery<'q> = Query<'q, Postgres, <Postgres as Database>::Arguments>;
+
+fn bind_arrivals<'q>(
+    query: PgQuery<'q>,
+    consumer: &str,
+    arrivals: &[Arrival<'_>],
+    taken_at: Timestamp,
+    now: Timestamp,
+) -> PgQuery<'q> {
+    query
+        .bind(consumer.to_owned())
+        .bind(now)
+        .bind(arrivals.iter().map(|arrival| arrival.event.event_id).collect::<Vec<_>>())
+        .bind(arrivals.iter().map(|arrival| arrival.key).collect::<Vec<_>>())
+        .bind(arrivals.iter().map(|arrival| arrival.event.aggregate_id.as_str()).collect::<Vec<_>>())
+        .bind(arrivals.iter().map(|arrival| arrival.event.correlation_id.as_str()).collect::<Vec<_>>())
+        .bind(arrivals.iter().map(|arrival| arrival.event.group_id.as_str()).collect::<Vec<_>>())
+        .bind(arrivals.iter().map(|arrival| arrival.body_hash.as_slice()).collect::<Vec<_>>())
+        .bind(taken_at)
 }
 
 pub async fn put_end(c: &mut PgConnection, consumer: &str, ids: &[Uuid], ended_at: Timestamp) -> sqlx::Result<()> {

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::{Arrival, Claim, Mark, Met, MetColumns};
 use crate::clock::Timestamp;
-use crate::db::sqlite::{SqliteConnection, query, query_as};
+use crate::db::sqlite::{SqliteConnection, Values, query, query_as};
 
 pub async fn insert_new(
     c: &mut SqliteConnection,
@@ -18,15 +18,37 @@ pub async fn insert_new(
     now: Timestamp,
 ) -> sqlx::Result<Vec<Uuid>> {
     let new: Vec<(Uuid,)> = c.insert_returning(
-        "INSERT INTO messaging_inbox (consumer, event_id, state, attempts, started_at, finished_at, event_type,
-             aggregate_id, correlation_id, group_id, body_hash)",
-        arrivals.iter().map(|Arrival { event, key, body_hash, .. }| {
-            let ids = (&event.aggregate_id, &event.correlation_id, &event.group_id);
-            (consumer, event.event_id, "processed", 1, taken_at, now, key, ids.0, ids.1, ids.2, body_hash)
-        }),
+        INSERT,
+        rows(consumer, arrivals, taken_at, now),
         "ON CONFLICT DO NOTHING RETURNING event_id",
     )?;
     Ok(new.into_iter().map(|(id,)| id).collect())
+}
+
+pub async fn insert_all(
+    c: &mut SqliteConnection,
+    consumer: &str,
+    arrivals: &[Arrival<'_>],
+    taken_at: Timestamp,
+    now: Timestamp,
+) -> sqlx::Result<()> {
+    c.insert_each(INSERT, rows(consumer, arrivals, taken_at, now), "")
+}
+
+const INSERT: &str =
+    "INSERT INTO messaging_inbox (consumer, event_id, state, attempts, started_at, finished_at, event_type,
+         aggregate_id, correlation_id, group_id, body_hash)";
+
+fn rows<'a>(
+    consumer: &'a str,
+    arrivals: &'a [Arrival<'a>],
+    taken_at: Timestamp,
+    now: Timestamp,
+) -> impl Iterator<Item = impl Values + 'a> {
+    arrivals.iter().map(move |Arrival { event, key, body_hash, .. }| {
+        let ids = (&event.aggregate_id, &event.correlation_id, &event.group_id);
+        (consumer, event.event_id, "processed", 1, taken_at, now, *key, ids.0, ids.1, ids.2, *body_hash)
+    })
 }
 
 pub async fn put_end(c: &mut SqliteConnection, consumer: &str, ids: &[Uuid], ended_at: Timestamp) -> sqlx::Result<()> {

@@ -45,6 +45,8 @@ pub struct Delivery {
     pub tag: Tag,
     /// Names this message for as long as it exists, where a transport has such a name.
     pub lasting_id: Option<i64>,
+    /// It came straight from the commit of this process that wrote it: very likely nobody has met its event yet.
+    pub handed_over: bool,
     pub message_id: Option<String>,
     pub routing_key: String,
     pub correlation_id: Option<String>,

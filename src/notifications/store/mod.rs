@@ -45,10 +45,9 @@ impl Attempt {
 }
 
 dialects! {
-    /// Writes notices of distinct keys. One that exists stays as it is, unless it is the same event's and not yet sent.
-    pub async fn insert_many(notices: &[NewNotice], now: Timestamp) -> ();
-    /// The same, and returns the events of those that were written.
-    pub async fn begin_many(notices: &[NewNotice], now: Timestamp) -> Vec<Uuid>;
+    /// Writes notices of distinct keys and returns the events of those that were written. One that exists stays as it is,
+    /// unless it is the same event's and not yet sent.
+    pub async fn write_many(notices: &[NewNotice], now: Timestamp) -> Vec<Uuid>;
     /// Writes what came of attempts. A notice in doubt stays `unknown` until it is sent.
     pub async fn conclude_many(attempts: &[Attempt], now: Timestamp) -> ();
 }

@@ -4,23 +4,52 @@ use uuid::Uuid;
 use super::{Attempt, NewNotice};
 use crate::clock::Timestamp;
 
-pub async fn insert_many(c: &mut PgConnection, notices: &[NewNotice], now: Timestamp) -> sqlx::Result<()> {
-    begin_many(c, notices, now).await.map(drop)
+pub async fn write_many(c: &mut PgConnection, notices: &[NewNotice], now: Timestamp) -> sqlx::Result<Vec<Uuid>> {
+    let mut written = insert_new(c, notices, now).await?;
+    if written.len() < notices.len() {
+        let known = notices.iter().filter(|notice| !written.contains(&notice.event_id)).collect::<Vec<_>>();
+        written.extend(write_again(c, &known, now).await?);
+    }
+    Ok(written)
 }
 
-pub async fn begin_many(c: &mut PgConnection, notices: &[NewNotice], now: Timestamp) -> sqlx::Result<Vec<Uuid>> {
+/// Those that there is no notice of yet. A look before each insert, for ON CONFLICT writes every row twice: whoever loses a
+/// race to another transaction gets its violation of the key, and is run again. LIMIT keeps the look from being planned as a
+/// join.
+async fn insert_new(c: &mut PgConnection, notices: &[NewNotice], now: Timestamp) -> sqlx::Result<Vec<Uuid>> {
     sqlx::query_scalar(
-        "INSERT INTO notifications_notices AS n (group_id, id, order_id, kind, channel, state, event_id, created_at)
+        "INSERT INTO notifications_notices (group_id, id, order_id, kind, channel, state, event_id, created_at)
          SELECT group_id, id, order_id, kind, channel, state, event_id, $8
          FROM UNNEST($1::text[], $2::uuid[], $3::uuid[], $4::text[], $5::text[], $6::text[], $7::uuid[])
              AS row(group_id, id, order_id, kind, channel, state, event_id)
-         ON CONFLICT (group_id, order_id, kind) DO UPDATE
-             SET channel = excluded.channel, state = excluded.state, last_error = NULL, updated_at = $8
-             WHERE n.event_id = excluded.event_id AND n.state <> 'sent'
+         LEFT JOIN LATERAL (SELECT true AS is_there FROM notifications_notices n
+             WHERE n.group_id = row.group_id AND n.order_id = row.order_id AND n.kind = row.kind LIMIT 1) AS met ON true
+         WHERE met.is_there IS NULL
          RETURNING event_id",
     )
     .bind(notices.iter().map(|notice| notice.group_id.as_str()).collect::<Vec<_>>())
     .bind(notices.iter().map(|notice| notice.id).collect::<Vec<_>>())
+    .bind(notices.iter().map(|notice| notice.order_id).collect::<Vec<_>>())
+    .bind(notices.iter().map(|notice| notice.kind.as_str()).collect::<Vec<_>>())
+    .bind(notices.iter().map(|notice| notice.channel).collect::<Vec<_>>())
+    .bind(notices.iter().map(|notice| notice.state.as_str()).collect::<Vec<_>>())
+    .bind(notices.iter().map(|notice| notice.event_id).collect::<Vec<_>>())
+    .bind(now)
+    .fetch_all(c)
+    .await
+}
+
+/// Those that there is a notice of, but for what another event brought about and what is sent.
+async fn write_again(c: &mut PgConnection, notices: &[&NewNotice], now: Timestamp) -> sqlx::Result<Vec<Uuid>> {
+    sqlx::query_scalar(
+        "UPDATE notifications_notices n SET channel = r.channel, state = r.state, last_error = NULL, updated_at = $7
+         FROM UNNEST($1::text[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::uuid[])
+             AS r(group_id, order_id, kind, channel, state, event_id)
+         WHERE n.group_id = r.group_id AND n.order_id = r.order_id AND n.kind = r.kind AND n.event_id = r.event_id
+             AND n.state <> 'sent'
+         RETURNING n.event_id",
+    )
+    .bind(notices.iter().map(|notice| notice.group_id.as_str()).collect::<Vec<_>>())
     .bind(notices.iter().map(|notice| notice.order_id).collect::<Vec<_>>())
     .bind(notices.iter().map(|notice| notice.kind.as_str()).collect::<Vec<_>>())
     .bind(notices.iter().map(|notice| notice.channel).collect::<Vec<_>>())

@@ -5,12 +5,8 @@ use super::{Attempt, NewNotice};
 use crate::clock::Timestamp;
 use crate::db::sqlite::{SqliteConnection, query};
 
-pub async fn insert_many(c: &mut SqliteConnection, notices: &[NewNotice], now: Timestamp) -> sqlx::Result<()> {
-    begin_many(c, notices, now).await.map(drop)
-}
-
-pub async fn begin_many(c: &mut SqliteConnection, notices: &[NewNotice], now: Timestamp) -> sqlx::Result<Vec<Uuid>> {
-    let begun: Vec<(Uuid,)> = c.insert_returning(
+pub async fn write_many(c: &mut SqliteConnection, notices: &[NewNotice], now: Timestamp) -> sqlx::Result<Vec<Uuid>> {
+    let written: Vec<(Uuid,)> = c.insert_returning(
         "INSERT INTO notifications_notices AS n (group_id, id, order_id, kind, channel, state, event_id, created_at)",
         notices.iter().map(|notice| {
             let (kind, state) = (notice.kind.as_str(), notice.state.as_str());
@@ -21,7 +17,7 @@ pub async fn begin_many(c: &mut SqliteConnection, notices: &[NewNotice], now: Ti
              WHERE n.event_id = excluded.event_id AND n.state <> 'sent'
          RETURNING event_id",
     )?;
-    Ok(begun.into_iter().map(|(event_id,)| event_id).collect())
+    Ok(written.into_iter().map(|(event_id,)| event_id).collect())
 }
 
 pub async fn conclude_many(c: &mut SqliteConnection, attempts: &[Attempt], now: Timestamp) -> sqlx::Result<()> {

@@ -163,7 +163,7 @@ impl TableSubscription {
             .into_iter()
             .map(|row| {
                 let id = row.id;
-                self.deliver(row, Tag { id, token }, Place::Row(id))
+                self.deliver(row, Tag { id, token }, Place::Row(id), false)
             })
             .collect())
     }
@@ -187,14 +187,15 @@ impl TableSubscription {
             x_death: None,
             deliveries: 1,
         };
-        self.deliver(row, Tag { id, token }, parcel.place)
+        self.deliver(row, Tag { id, token }, parcel.place, true)
     }
 
-    fn deliver(&mut self, row: Row, tag: Tag, place: Place) -> Delivery {
+    fn deliver(&mut self, row: Row, tag: Tag, place: Place, handed_over: bool) -> Delivery {
         let x_death = row.x_death.as_deref().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
         let delivery = Delivery {
             tag,
             lasting_id: matches!(place, Place::Row(_)).then_some(row.id),
+            handed_over,
             message_id: row.message_id,
             routing_key: row.routing_key,
             correlation_id: row.correlation_id,
