@@ -20,7 +20,7 @@ use crate::http::caller::DEFAULT_GROUP;
 use crate::http::guard::Guard;
 use crate::http::live::{self, Live, Section};
 use crate::http::probes::{self, Probes};
-use crate::http::serve::serve;
+use crate::http::serve::{listen, serve};
 use crate::http::session::{self, Sessions};
 use crate::inventory::reactions::Inventory;
 use crate::inventory::service::Change;
@@ -171,8 +171,7 @@ impl Builder {
         }
         allow_many_connections();
         // Before anything runs: a port that is taken should end the process, not half start it.
-        let listener = TcpListener::bind(settings.listen)
-            .await
+        let listener = listen(settings.listen)
             .with_context(|| format!("cannot listen on {}; set STOCKADE_LISTEN to another address", settings.listen))?;
         let address = listener.local_addr()?;
         let (desk, clerk) =

@@ -261,7 +261,7 @@ pub struct Values {
     #[arg(long, env = "STOCKADE_MAX_ITEMS", default_value_t = 100)]
     pub max_items: usize,
 
-    /// How long a connection may take to send a request's headers, a request to send its body, and a reader to read on.
+    /// How long a connection may take to send a request's headers or the next part of its body, and a reader to read on.
     #[arg(long, env = "STOCKADE_HTTP_HEADER_TIMEOUT", default_value = "10s", value_parser = humantime::parse_duration)]
     pub http_header_timeout: Duration,
 

@@ -21,6 +21,7 @@ use axum::response::{IntoResponse, Response};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
+use tower_http::timeout::{TimeoutBody, TimeoutError};
 
 use super::caller::Identity;
 use super::problem::Problem;
@@ -166,14 +167,17 @@ impl Limiter {
             return Ok(request);
         }
         let (parts, body) = request.into_parts();
-        let read = Limited::new(body, self.body_bytes_max).collect();
-        match tokio::time::timeout(self.body_timeout, read).await {
-            Ok(Ok(body)) => Ok(Request::from_parts(parts, Body::from(body.to_bytes()))),
-            Ok(Err(error)) if error.is::<LengthLimitError>() => {
+        // So long for each part: a large body may come from far away, and the time for a request bounds the whole.
+        let body = TimeoutBody::new(self.body_timeout, Limited::new(body, self.body_bytes_max));
+        match body.collect().await {
+            Ok(body) => Ok(Request::from_parts(parts, Body::from(body.to_bytes()))),
+            Err(error) if error.is::<LengthLimitError>() => {
                 Err(Problem::new(413, "body-too-large", "the body is larger than this server takes"))
             }
-            Ok(Err(_)) => Err(Problem::new(400, "malformed-body", "the body could not be read to its end")),
-            Err(_) => Err(Problem::new(408, "body-too-slow", "the body did not come in time")),
+            Err(error) if error.is::<TimeoutError>() => {
+                Err(Problem::new(408, "body-too-slow", "the body did not come in time"))
+            }
+            Err(_) => Err(Problem::new(400, "malformed-body", "the body could not be read to its end")),
         }
     }
 }

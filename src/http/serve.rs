@@ -3,9 +3,13 @@
 //! A connection that has not sent a request's headers within the time for it is closed, be it new or kept alive: whoever
 //! trickles headers or holds connections open takes a place for so long and does nothing else to anybody. So is one that
 //! takes nothing of an answer for as long. Beyond the limit, connections wait with the system until a place is free.
+//!
+//! What a client sends before its last request was answered waits with the client: the system keeps a few kilobytes of it for
+//! us and has the sender hold the rest. Whoever floods us would otherwise have us woken for every packet of what we
+//! cannot look at yet, which costs more than half of what we can do.
 
 use std::convert::Infallible;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +21,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::Semaphore;
 use tokio_io_timeout::TimeoutStream;
 use tokio_util::sync::CancellationToken;
@@ -28,6 +32,11 @@ use super::limits::Advice;
 
 /// Larger heads are answered with a 431: those that are still coming by hyper, those that came at once by `finish`.
 pub(super) const HEAD_BYTES_MAX: usize = 32 * 1024;
+/// What the system may keep of a connection's bytes that we have not read; it takes twice as much for its own books. More than
+/// an order has.
+const UNREAD_BYTES_MAX: u32 = 4 * 1024;
+/// Connections that may wait with the system.
+const WAITING_MAX: u32 = 1024;
 /// When the process is out of file handles, closing connections is all that helps; until then there is no hurry.
 const OUT_OF_HANDLES_PAUSE: Duration = Duration::from_millis(100);
 
@@ -42,6 +51,17 @@ pub struct Doorway {
 /// Where a request came from.
 #[derive(Debug, Clone, Copy)]
 pub struct Peer(pub IpAddr);
+
+/// Takes the address.
+pub fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // A server that is started again must not wait until the system has forgotten the connections of the one before.
+    socket.set_reuseaddr(true)?;
+    // Before it listens: the connections inherit it.
+    socket.set_recv_buffer_size(UNREAD_BYTES_MAX)?;
+    socket.bind(address)?;
+    socket.listen(WAITING_MAX)
+}
 
 /// Serves until `stop`, then lets the requests in hand finish.
 pub async fn serve(listener: TcpListener, router: Router, doorway: Doorway, stop: CancellationToken) {

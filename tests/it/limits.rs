@@ -8,7 +8,7 @@ use serde_json::json;
 use sqlx::{Connection, Executor, SqliteConnection};
 use stockade::access::Secret;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 
 use crate::support::{Api, App, DEADLINE, Engine, Server, TestDb, eventually, order, problem};
 
@@ -64,6 +64,31 @@ async fn whoever_does_not_read_is_hung_up_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_sent_ahead_of_its_turn_waits_with_the_sender() {
+    let (app, _db) = start(&[]).await;
+    app.post("/v1/consumers/inventory/pause", &json!({})).send().await.unwrap();
+    let body = order("alice", &[("WIDGET-A", 1)]).to_string();
+    let ask = |prefer: &str| {
+        let head = "POST /v1/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json";
+        format!("{head}\r\n{prefer}Content-Length: {}\r\n\r\n{body}", body.len())
+    };
+    let socket = TcpSocket::new_v4().unwrap();
+    // What the sender's own system keeps for it is not what this is about.
+    socket.set_send_buffer_size(4096).unwrap();
+    let mut ahead = socket.connect(app.running.address).await.unwrap();
+    // Nobody reserves anything, so this one is not answered for a while.
+    ahead.write_all(ask("Prefer: wait=20\r\n").as_bytes()).await.unwrap();
+    let next = ask("");
+    let mut taken = 0;
+    while let Ok(sent) = tokio::time::timeout(Duration::from_secs(1), ahead.write(next.as_bytes())).await {
+        taken += sent.unwrap();
+        assert!(taken < 64 * 1024, "the server's system takes ever more of what it cannot look at yet");
+    }
+    drop(ahead);
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_body_is_given_up_on_and_takes_no_place() {
     let (app, _db) = start(&["--http-header-timeout", "1s", "--http-max-in-flight", "1"]).await;
     let mut slow = connect(&app).await;
@@ -74,6 +99,23 @@ async fn a_slow_body_is_given_up_on_and_takes_no_place() {
     let mut answer = vec![0; 16];
     tokio::time::timeout(DEADLINE, slow.read_exact(&mut answer)).await.unwrap().unwrap();
     assert!(answer.starts_with(b"HTTP/1.1 408"), "{}", String::from_utf8_lossy(&answer));
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_body_may_take_its_time_while_it_keeps_coming() {
+    let (app, _db) = start(&["--http-header-timeout", "1s"]).await;
+    let body = order("alice", &[("WIDGET-A", 1)]).to_string();
+    let head = "POST /v1/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json";
+    let mut steady = connect(&app).await;
+    steady.write_all(format!("{head}\r\nContent-Length: {}\r\n\r\n", body.len()).as_bytes()).await.unwrap();
+    for part in body.as_bytes().chunks(body.len() / 5) {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        steady.write_all(part).await.unwrap();
+    }
+    let mut answer = vec![0; 12];
+    tokio::time::timeout(DEADLINE, steady.read_exact(&mut answer)).await.unwrap().unwrap();
+    assert_eq!(String::from_utf8_lossy(&answer), "HTTP/1.1 201");
     app.stop().await;
 }
 
