@@ -1,11 +1,14 @@
 //! The load: orders of 1 to 3 lines over 20 SKUs, each connection with one request under way. In the mix each order is
 //! then taken to what is to become of it.
 
+use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use bytes::Bytes;
+use futures_util::FutureExt;
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::{Method, Request, header};
@@ -27,7 +30,8 @@ const WAIT_SECONDS: u64 = 20;
 const HOLD_MAX: Duration = Duration::from_secs(30);
 
 pub struct Workload {
-    run: Uuid,
+    /// Of which there is plenty, but for the last.
+    skus: Vec<String>,
     orders: usize,
     pub concurrency: usize,
     rate: Option<f64>,
@@ -72,14 +76,18 @@ pub struct Placed {
     pub paid_in: Option<Duration>,
 }
 
-/// The name of one of a run's SKUs.
-pub fn sku(run: Uuid, index: usize) -> String {
-    format!("BENCH-{}-{index:02}", run.simple())
+/// What the names of a run's SKUs begin with.
+pub fn sku_prefix(run: Uuid) -> String {
+    // The time in an id is at its beginning, and rounds follow each other closely.
+    let id = run.simple().to_string();
+    format!("BENCH-{}-", &id[id.len() - 12..])
 }
 
 impl Workload {
     pub fn new(run: Uuid, orders: usize, concurrency: usize, rate: Option<f64>, duration: Option<Duration>) -> Self {
-        Self { run, orders, concurrency, rate, duration, mix: false, next: AtomicUsize::new(0) }
+        let prefix = sku_prefix(run);
+        let skus = (0..=SKUS).map(|index| format!("{prefix}{index:02}")).collect();
+        Self { skus, orders, concurrency, rate, duration, mix: false, next: AtomicUsize::new(0) }
     }
 
     /// Has each order taken to its fate.
@@ -87,10 +95,10 @@ impl Workload {
         Self { mix, ..self }
     }
 
-    pub async fn stock_up(&self, target: &Target) -> anyhow::Result<()> {
+    pub async fn stock_up(&self, target: &Arc<Target>) -> anyhow::Result<()> {
         let mut connection = Connection::open(target).await?;
-        for index in 0..=SKUS {
-            let path = format!("/v1/stock/{}", sku(self.run, index));
+        for (index, sku) in self.skus.iter().enumerate() {
+            let path = format!("/v1/stock/{sku}");
             let on_hand = if index < SKUS { ON_HAND } else { 0 };
             connection.send(Method::PUT, &path, format!("{{\"on_hand\":{on_hand}}}"), false).await?;
         }
@@ -98,8 +106,8 @@ impl Workload {
     }
 
     /// One connection's share of the load.
-    pub async fn work(&self, target: &Target, start: Instant) -> anyhow::Result<Vec<Placed>> {
-        let mut connection = Connection::open(target).await?;
+    pub async fn work(self: Arc<Self>, target: Arc<Target>, start: Instant) -> anyhow::Result<Vec<Placed>> {
+        let mut connection = Connection::open(&target).await?;
         let mut placed = Vec::new();
         loop {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
@@ -133,7 +141,7 @@ impl Workload {
                 let index = (number * 7 + line * 5) % SKUS;
                 let quantity = 1 + (number + line) % 4;
                 // One line that cannot be had is enough.
-                let sku = sku(self.run, if fate == Fate::Rejected && line == 0 { SKUS } else { index });
+                let sku = &self.skus[if fate == Fate::Rejected && line == 0 { SKUS } else { index }];
                 format!("{{\"sku\":\"{sku}\",\"quantity\":{quantity},\"unit_price_minor\":{}}}", 199 + index * 50)
             })
             .collect();
@@ -142,7 +150,7 @@ impl Workload {
 
     async fn meet_fate(
         &self,
-        connection: &mut Connection<'_>,
+        connection: &mut Connection,
         order: &Order,
         number: usize,
         fate: Fate,
@@ -194,13 +202,13 @@ pub struct Target {
 }
 
 impl Target {
-    pub async fn enter(url: &str, headers: Vec<(&'static str, String)>) -> anyhow::Result<Self> {
+    pub async fn enter(url: &str, headers: Vec<(&'static str, String)>) -> anyhow::Result<Arc<Self>> {
         let plain = "--url must start with http://: the load is measured without TLS";
         let host = url.strip_prefix("http://").ok_or_else(|| Exit::Usage.because(plain))?.trim_end_matches('/');
-        let target = Self { host: host.to_owned(), group: String::new(), headers };
+        let target = Arc::new(Self { host: host.to_owned(), group: String::new(), headers: headers.clone() });
         let session = Connection::open(&target).await?.send(Method::GET, "/v1/session", String::new(), false).await?;
         let Session { group_id } = serde_json::from_slice(&session).context("that is no Stockade server")?;
-        Ok(Self { group: group_id, ..target })
+        Ok(Arc::new(Self { host: host.to_owned(), group: group_id, headers }))
     }
 }
 
@@ -210,23 +218,20 @@ struct Session {
 }
 
 /// One kept-alive connection.
-struct Connection<'a> {
+struct Connection {
     sender: SendRequest<Full<Bytes>>,
-    target: &'a Target,
+    /// Moves the bytes, while something is under way.
+    mover: Pin<Box<dyn Future<Output = hyper::Result<()>> + Send>>,
+    target: Arc<Target>,
 }
 
-impl<'a> Connection<'a> {
-    async fn open(target: &'a Target) -> anyhow::Result<Self> {
+impl Connection {
+    async fn open(target: &Arc<Target>) -> anyhow::Result<Self> {
         let host = &target.host;
         let stream = TcpStream::connect(host).await.with_context(|| format!("cannot connect to {host}"))?;
         stream.set_nodelay(true)?;
-        let (sender, connection) = handshake(TokioIo::new(stream)).await?;
-        #[expect(clippy::disallowed_methods, reason = "ends with the connection, whose sender is ours")]
-        tokio::spawn(async move {
-            // A broken connection shows up as an error on the sender.
-            let _ = connection.await;
-        });
-        Ok(Self { sender, target })
+        let (sender, mover) = handshake(TokioIo::new(stream)).await?;
+        Ok(Self { sender, mover: Box::pin(mover), target: target.clone() })
     }
 
     /// `waits`: for the order to be ready for it.
@@ -243,10 +248,22 @@ impl<'a> Connection<'a> {
             request = request.header("prefer", format!("wait={WAIT_SECONDS}"));
         }
         let request = request.body(Full::from(body))?;
-        self.sender.ready().await?;
-        let response = self.sender.send_request(request).await?;
-        let status = response.status();
-        let body = response.into_body().collect().await?.to_bytes();
+        let answer = async {
+            self.sender.ready().await?;
+            let (head, body) = self.sender.send_request(request).await?.into_parts();
+            Ok::<_, hyper::Error>((head.status, body.collect().await?.to_bytes()))
+        };
+        tokio::pin!(answer);
+        // In one task: to wake another for each request and each answer would cost more than moving the bytes.
+        let (status, body) = tokio::select! {
+            biased;
+            answer = &mut answer => answer?,
+            // It may have brought the answer before it ended.
+            ended = &mut self.mover => match answer.now_or_never() {
+                Some(answer) => answer?,
+                None => bail!("{path}: the server hung up ({ended:?})"),
+            },
+        };
         if !status.is_success() {
             bail!("{path} answered {status}: {}", String::from_utf8_lossy(&body));
         }

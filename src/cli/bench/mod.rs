@@ -14,6 +14,7 @@ mod verify;
 mod watch;
 
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -29,6 +30,7 @@ use stockade::secrets::Masked;
 use stockade::telemetry::{self, LogFormat};
 
 use super::client::Credential;
+use super::out;
 use super::scratch::Scratch;
 use load::{Fate, Placed, Target, Workload};
 use usage::Usage;
@@ -187,7 +189,7 @@ impl Bench {
         for round in 1..=self.rounds {
             let report = self.round(&target, &db, server.is_some(), round).await?;
             if !self.json {
-                report.print(round, self.rounds);
+                out::print(&report.in_words(round, self.rounds))?;
             }
             reports.push(report);
         }
@@ -201,10 +203,10 @@ impl Bench {
             }
         }
         if self.json {
-            match reports.as_slice() {
-                [only] => println!("{}", serde_json::to_string_pretty(only)?),
-                rounds => println!("{}", serde_json::to_string_pretty(rounds)?),
-            }
+            out::print(&match reports.as_slice() {
+                [only] => out::json(only)?,
+                rounds => out::json(&rounds)?,
+            })?;
         }
         let verified = reports.iter().all(|report| report.verified);
         Ok(if verified { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -229,11 +231,12 @@ impl Bench {
         Ok(server)
     }
 
-    async fn round(&self, target: &Target, db: &Db, own_server: bool, round: usize) -> anyhow::Result<Report> {
+    async fn round(&self, target: &Arc<Target>, db: &Db, own_server: bool, round: usize) -> anyhow::Result<Report> {
         let run = mint_id();
         // Ids that the server mints within the same millisecond may be lower than ours.
         tokio::time::sleep(Duration::from_millis(2)).await;
         let workload = Workload::new(run, self.orders, self.concurrency, self.rate, self.duration).mixed(self.mix);
+        let workload = Arc::new(workload);
         workload.stock_up(target).await.context("cannot stock the shelves for the run")?;
         let bar = self.progress_bar(round);
         let before = Usage::begin(db, &self.broker_url).await?;
@@ -282,31 +285,33 @@ impl Bench {
 }
 
 impl Report {
-    fn print(&self, round: usize, rounds: usize) {
-        if rounds > 1 {
-            println!("round {round} of {rounds}");
-        }
-        let line = |name: &str, p: Percentiles| {
-            println!("  {name:<22} p50 {:>8.1} ms   p90 {:>8.1} ms   p99 {:>8.1} ms", p.p50, p.p90, p.p99);
-        };
-        println!("  {:<22} {} ({:.0}/s end to end)", "orders", self.orders, self.orders_per_second);
-        line("placing", self.place_ms);
-        line("placed to notified", self.notified_ms);
+    fn in_words(&self, round: usize, rounds: usize) -> String {
+        let percentiles =
+            |p: Percentiles| format!("p50 {:>8.1} ms   p90 {:>8.1} ms   p99 {:>8.1} ms", p.p50, p.p90, p.p99);
+        let mut lines = vec![
+            ("orders", format!("{} ({:.0}/s end to end)", self.orders, self.orders_per_second)),
+            ("placing", percentiles(self.place_ms)),
+            ("placed to notified", percentiles(self.notified_ms)),
+        ];
         if let Some(mix) = &self.mix {
-            line("paying", mix.pay_ms);
             let MixReport { paid, cancelled, expired, rejected, .. } = mix;
-            println!("  {:<22} {paid} paid, {cancelled} cancelled, {expired} expired, {rejected} out of stock", "ends");
+            lines.push(("paying", percentiles(mix.pay_ms)));
+            lines.push((
+                "ends",
+                format!("{paid} paid, {cancelled} cancelled, {expired} expired, {rejected} out of stock"),
+            ));
         }
         if let (Some(cpu), Some(rss)) = (self.cpu_seconds_per_1000, self.peak_rss_bytes) {
-            println!("  {:<22} {cpu:.3} s per 1,000 orders", "CPU");
-            println!("  {:<22} {}", "peak memory", bytesize::ByteSize(rss));
+            lines.push(("CPU", format!("{cpu:.3} s per 1,000 orders")));
+            lines.push(("peak memory", bytesize::ByteSize(rss).to_string()));
         }
-        match self.violations.as_slice() {
-            [] if self.mix.is_some() => {
-                println!("  {:<22} yes: stock, ledger and notices are those of the ends", "verified")
-            }
-            [] => println!("  {:<22} yes: stock conserved, one reservation and one notice per order", "verified"),
-            violations => println!("  {:<22} NO: {}", "verified", violations.join("; ")),
-        }
+        let verified = match self.violations.as_slice() {
+            [] if self.mix.is_some() => "yes: stock, ledger and notices are those of the ends".to_owned(),
+            [] => "yes: stock conserved, one reservation and one notice per order".to_owned(),
+            violations => format!("NO: {}", violations.join("; ")),
+        };
+        lines.push(("verified", verified));
+        let title = if rounds > 1 { format!("round {round} of {rounds}\n") } else { String::new() };
+        lines.into_iter().fold(title, |text, (name, what)| text + &format!("  {name:<22} {what}\n"))
     }
 }

@@ -7,7 +7,7 @@ use stockade::db::Db;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::load::{Fate, Placed, sku};
+use super::load::{Fate, Placed, sku_prefix};
 
 /// How long the last messages may take after the last notice.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -109,7 +109,7 @@ pub async fn check(db: &Db, group: &str, run: Uuid, placed: &[Placed], mix: bool
 
 async fn look(db: &Db, group: &str, run: Uuid, placed: &[Placed], mix: bool) -> anyhow::Result<Vec<String>> {
     let mut tx = db.read().await?;
-    let skus = sku(run, 0).trim_end_matches("00").to_owned() + "%";
+    let skus = sku_prefix(run) + "%";
     let mut violations = Vec::new();
     let expected = match mix {
         false => vec![("reserved", Fate::Reserved)],

@@ -1,11 +1,12 @@
 //! Watches the notices appear, as a reader of the database beside the server.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::try_join_all;
 use indicatif::ProgressBar;
 use stockade::db::{Conn, Db, sqlite};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -50,13 +51,21 @@ impl Notices {
 
 /// Runs the load and the watch side by side: all that was placed, and when each order's notices were seen.
 pub async fn run(
-    workload: &Workload,
-    target: &Target,
+    workload: &Arc<Workload>,
+    target: &Arc<Target>,
     mut watcher: Watcher,
     bar: &ProgressBar,
 ) -> anyhow::Result<(Vec<Placed>, Notices)> {
     let start = Instant::now();
-    let placing = try_join_all((0..workload.concurrency).map(|_| workload.work(target, start)));
+    let clients = (0..workload.concurrency).map(|_| workload.clone().work(target.clone(), start));
+    let mut clients: JoinSet<anyhow::Result<Vec<Placed>>> = clients.collect();
+    let placing = async {
+        let mut placed = Vec::new();
+        while let Some(share) = clients.join_next().await {
+            placed.extend(share??);
+        }
+        anyhow::Ok(placed)
+    };
     tokio::pin!(placing);
     let mut placed: Option<Vec<Placed>> = None;
     let mut last_news = Instant::now();
@@ -66,7 +75,7 @@ pub async fn run(
         }
         tokio::select! {
             done = &mut placing, if placed.is_none() => {
-                placed = Some(done?.into_iter().flatten().collect());
+                placed = Some(done?);
             }
             () = tokio::time::sleep(watcher.every) => {}
         }
@@ -90,29 +99,31 @@ impl Watcher {
     async fn look(&mut self) -> anyhow::Result<usize> {
         let mut tx = self.db.read().await?;
         // All in one row, which costs the server the least.
-        let found: String = match tx.conn() {
+        let rows: Vec<(Uuid, Uuid, String)> = match tx.conn() {
             Conn::Postgres(c) => {
-                sqlx::query_scalar(
-                    "SELECT COALESCE(json_agg(json_build_array(id, order_id, kind)), '[]')::text FROM (
-                         SELECT id, order_id, kind FROM notifications_notices WHERE group_id = $1 AND id > $2 ORDER BY id) n",
+                let (ids, orders, kinds): (Vec<Uuid>, Vec<Uuid>, Vec<String>) = sqlx::query_as(
+                    "SELECT COALESCE(array_agg(id), '{}'), COALESCE(array_agg(order_id), '{}'), COALESCE(array_agg(kind), '{}')
+                     FROM (SELECT id, order_id, kind FROM notifications_notices
+                         WHERE group_id = $1 AND id > $2 ORDER BY id) n",
                 )
                 .bind(&self.group)
                 .bind(self.last)
                 .fetch_one(&mut **c)
-                .await?
+                .await?;
+                ids.into_iter().zip(orders).zip(kinds).map(|((id, order), kind)| (id, order, kind)).collect()
             }
             Conn::Sqlite(c) => {
-                sqlite::query_scalar(
+                let found: String = sqlite::query_scalar(
                     "SELECT json_group_array(json_array(lower(hex(id)), lower(hex(order_id)), kind)) FROM (
                          SELECT id, order_id, kind FROM notifications_notices WHERE group_id = $1 AND id > $2 ORDER BY id)",
                 )
                 .bind(&self.group)
                 .bind(self.last)
                 .fetch_one(c)
-                .await?
+                .await?;
+                serde_json::from_str(&found)?
             }
         };
-        let rows: Vec<(Uuid, Uuid, String)> = serde_json::from_str(&found)?;
         let now = Instant::now();
         let known = self.seen.first.len() + self.seen.last.len();
         for (_, order_id, kind) in &rows {
