@@ -6,7 +6,7 @@
 //!
 //! What a client sends before its last request was answered waits with the client: the system keeps a few kilobytes of it for
 //! us and has the sender hold the rest. Whoever floods us would otherwise have us woken for every packet of what we
-//! cannot look at yet, which costs more than half of what we can do.
+//! cannot look at yet, which can cost half of what we can do.
 
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
