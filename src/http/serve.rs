@@ -35,8 +35,9 @@ pub(super) const HEAD_BYTES_MAX: usize = 32 * 1024;
 /// What the system may keep of a connection's bytes that we have not read; it takes twice as much for its own books. More than
 /// an order has.
 const UNREAD_BYTES_MAX: u32 = 4 * 1024;
-/// Connections that may wait with the system.
-const WAITING_MAX: u32 = 1024;
+/// Connections that may wait with the system to be accepted. Of a crowd that comes with a connection for each request, more would
+/// only be accepted to be refused.
+const WAITING_MAX: u32 = 128;
 /// When the process is out of file handles, closing connections is all that helps; until then there is no hurry.
 const OUT_OF_HANDLES_PAUSE: Duration = Duration::from_millis(100);
 
