@@ -23,7 +23,7 @@ macro_rules! migrations {
     };
 }
 
-const MIGRATIONS: [(i64, &str, &str, &str); 19] = migrations![
+const MIGRATIONS: [(i64, &str, &str, &str); 20] = migrations![
     1 "0001_messaging",
     2 "0002_orders",
     3 "0003_inventory",
@@ -43,6 +43,7 @@ const MIGRATIONS: [(i64, &str, &str, &str); 19] = migrations![
     61 "0061_messaging_forgotten",
     62 "0062_messaging",
     63 "0063_orders",
+    64 "0064_messaging_foreign",
 ];
 
 /// How long to wait for somebody who reads or writes the file with another program.

@@ -8,6 +8,7 @@
 //! would fail halfway, when it turns from reading to writing, without honouring the busy timeout. Reads use a pool
 //! of their own. One process serves a file; a second is refused by a lock file beside it.
 
+mod column;
 mod describe;
 mod filter;
 mod hatches;
@@ -29,6 +30,7 @@ use std::time::Instant;
 use anyhow::Context;
 use sqlx::{PgPool, Postgres, Transaction};
 
+pub(crate) use column::Column;
 pub use describe::About;
 pub(crate) use filter::fetch_page;
 pub use filter::{Filter, Value};

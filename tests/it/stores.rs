@@ -25,6 +25,7 @@ use stockade::orders::expiry::Expiry;
 use stockade::orders::model::{Order, OrderId, Placing, Request, Status, Step};
 use stockade::orders::service::{self, Answer, Placed, StepRequest, Stepped, Submission};
 use stockade::orders::store::{self as orders, Key, KeyUse, StepKey, Taken};
+use stockade::trace::Traceparent;
 use uuid::Uuid;
 
 use crate::support::kernel::{AGES, KEY, QUEUE, Rig, event, many, told};
@@ -591,6 +592,70 @@ async fn appending_nothing_is_nothing_and_an_event_is_appended_once(db: TestDb) 
     assert_eq!(rig.number("SELECT count(*) FROM messaging_outbox").await, 1);
 }
 
+async fn rows_of_one_batch_keep_what_each_has_alone(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let trace = Traceparent::parse("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01");
+    let mut events = many("note", 2);
+    events.push(event("other.said", serde_json::json!({})));
+    (events[0].causation_id, events[0].traceparent) = (Some(mint_id()), trace);
+    (events[1].group_id, events[1].subsidiary_id) = ("h".to_owned(), Some("s".to_owned()));
+    let entries = [
+        Entry::from(&events[0]),
+        Entry::from(&events[1]),
+        Entry::retry(&events[2], events[2].to_body(), QUEUE, 2, Duration::ZERO),
+        Entry::retry(&events[0], events[0].to_body(), QUEUE, 1, Duration::from_secs(3600)),
+    ];
+    let mut tx = rig.db.begin().await.unwrap();
+    let now = tx.now();
+    outbox::append_many(&mut tx, &entries).await.unwrap();
+    let claim = outbox::Claim { by: mint_id(), lease: AGES };
+    let mut claimed = outbox::claim_many(&mut tx, claim, 10, now).await.unwrap();
+    claimed.sort_by_key(|row| entries.iter().position(|entry| entry.id == row.id));
+    assert_eq!(claimed.len(), 3, "one is due later");
+    for (row, entry) in claimed.iter().zip(&entries) {
+        assert_eq!((row.id, row.event_id, row.kind.as_str()), (entry.id, entry.event_id, entry.kind.as_str()));
+        assert_eq!((&row.group_id, &row.subsidiary_id), (&entry.group_id, &entry.subsidiary_id));
+        assert_eq!((&row.aggregate_type, &row.event_type), (&entry.aggregate_type, &entry.event_type));
+        assert_eq!((&row.aggregate_id, &row.correlation_id), (&entry.aggregate_id, &entry.correlation_id));
+        assert_eq!((&row.headers, &row.target, &row.body), (&entry.headers, &entry.target, &entry.body));
+        assert_eq!(row.traceparent, entry.traceparent.map(|trace| trace.to_string()));
+    }
+    let caused = "SELECT count(*) FROM messaging_outbox WHERE causation_id IS NOT NULL";
+    let caused: i64 = stockade::on!(tx, c => sqlx::query_scalar(caused).fetch_one(c).await).unwrap();
+    assert_eq!(caused, 2, "the event and its retry");
+
+    let hashes: Vec<_> = events.iter().map(|event| hash_of(&event.to_body())).collect();
+    let keys = [KEY, KEY, "other.said"];
+    let arrivals: Vec<Arrival<'_>> =
+        (0..3).map(|n| Arrival { event: &events[n], key: keys[n], body_hash: &hashes[n] }).collect();
+    inbox::insert_new(&mut tx, "probe", &arrivals, now, now).await.unwrap();
+    inbox::insert_all(&mut tx, "blind", &arrivals, now, now).await.unwrap();
+    for consumer in ["probe", "blind"] {
+        let of = |group: &str| inbox::Query {
+            consumer: Some(consumer.into()),
+            group_id: Some(group.into()),
+            limit: 10,
+            ..inbox::Query::default()
+        };
+        let of_g = inbox::list(&mut tx, of("g")).await.unwrap();
+        let seen: Vec<_> = of_g.iter().map(|row| (row.event_id, row.event_type.as_str())).collect();
+        assert_eq!(seen, [(events[2].event_id, "other.said"), (events[0].event_id, KEY)]);
+        let of_h = inbox::list(&mut tx, of("h")).await.unwrap();
+        assert_eq!(of_h.iter().map(|row| row.event_id).collect::<Vec<_>>(), [events[1].event_id]);
+    }
+
+    let mut made = [reservation(1, &[("A", 2), ("B", 3)]), reservation(1, &[("B", 1)])];
+    made[1].group_id = "h".into();
+    inventory::hold(&mut tx, &[], &made, NOW).await.unwrap();
+    let wanted = [("g", made[0].order_id), ("h", made[1].order_id), ("g", made[1].order_id)];
+    assert_eq!(inventory::reserved_already(&mut tx, &wanted).await.unwrap().len(), 2);
+    for (made, lines) in made.iter().zip([2, 1]) {
+        let of = inventory::Query { group_id: made.group_id.clone(), limit: 10, ..inventory::Query::default() };
+        let all = inventory::list_reservations(&mut tx, of).await.unwrap();
+        assert_eq!(all.iter().map(|r| (r.id, r.lines.len())).collect::<Vec<_>>(), [(made.id, lines)]);
+    }
+}
+
 async fn a_claim_holds_until_it_is_taken_over_or_concluded(db: TestDb) {
     let rig = Rig::new(&db).await;
     let events = many("note", 3);
@@ -874,6 +939,7 @@ each_database!(
     appending_nothing_is_nothing_and_an_event_is_appended_once,
     what_is_written_down_as_new_is_new_or_fails,
     inbox_rows_are_met_marked_counted_and_listed,
+    rows_of_one_batch_keep_what_each_has_alone,
     a_claim_holds_until_it_is_taken_over_or_concluded,
     a_notice_in_doubt_stays_so_until_it_is_sent,
     dead_letters_are_listed_by_each_filter_newest_first,

@@ -3,18 +3,22 @@ use uuid::Uuid;
 
 use super::{Moved, NewReservation, ShelfKey, StockColumns};
 use crate::clock::Timestamp;
+use crate::db::Column;
 use crate::orders::events::Sku;
 
 pub async fn select_reserved(c: &mut PgConnection, orders: &[(&str, Uuid)]) -> sqlx::Result<Vec<(String, Uuid)>> {
+    let group_id = Column::of(orders.iter().map(|(group_id, _)| *group_id));
     sqlx::query_as(
         // LIMIT keeps this from being planned as a join, which would read the whole table while it is small by the last
         // statistics, or was when the plan was made.
         "SELECT wanted.group_id, wanted.order_id
-         FROM UNNEST($1::text[], $2::uuid[]) AS wanted(group_id, order_id)
+         FROM (SELECT COALESCE(group_id, $2) AS group_id, order_id
+             FROM UNNEST($1::text[], $3::uuid[]) AS row(group_id, order_id)) AS wanted
          CROSS JOIN LATERAL (SELECT FROM inventory_reservations r
              WHERE r.group_id = wanted.group_id AND r.order_id = wanted.order_id LIMIT 1) AS found",
     )
-    .bind(orders.iter().map(|(group_id, _)| *group_id).collect::<Vec<_>>())
+    .bind(group_id.each)
+    .bind(group_id.shared)
     .bind(orders.iter().map(|(_, order_id)| *order_id).collect::<Vec<_>>())
     .fetch_all(c)
     .await
@@ -41,6 +45,8 @@ pub async fn hold(
 ) -> sqlx::Result<()> {
     let lines: Vec<(&NewReservation, &Sku, i64)> =
         reservations.iter().flat_map(|r| r.lines.iter().map(move |(sku, quantity)| (r, sku, *quantity))).collect();
+    let group_id = Column::of(reservations.iter().map(|r| r.group_id.as_str()));
+    let line_group_id = Column::of(lines.iter().map(|(r, ..)| r.group_id.as_str()));
     sqlx::query(
         "WITH taken AS (
              UPDATE inventory_stock s SET reserved = reserved + t.quantity, updated_at = $4
@@ -49,22 +55,25 @@ pub async fn hold(
          made AS (
              INSERT INTO inventory_reservations
                  (group_id, id, number, order_id, state, cause_event_id, created_at, updated_at)
-             SELECT group_id, id, number, order_id, 'held', cause_event_id, $4, $4
-             FROM UNNEST($5::text[], $6::uuid[], $7::text[], $8::uuid[], $9::uuid[])
+             SELECT COALESCE(group_id, $6), id, number, order_id, 'held', cause_event_id, $4, $4
+             FROM UNNEST($5::text[], $7::uuid[], $8::text[], $9::uuid[], $10::uuid[])
                  AS row(group_id, id, number, order_id, cause_event_id))
          INSERT INTO inventory_reservation_lines (group_id, reservation_id, sku, quantity)
-         SELECT * FROM UNNEST($10::text[], $11::uuid[], $12::text[], $13::bigint[])",
+         SELECT COALESCE(group_id, $12), reservation_id, sku, quantity
+         FROM UNNEST($11::text[], $13::uuid[], $14::text[], $15::bigint[]) AS row(group_id, reservation_id, sku, quantity)",
     )
     .bind(taken.iter().map(|((group_id, _), _)| group_id.as_str()).collect::<Vec<_>>())
     .bind(taken.iter().map(|((_, sku), _)| sku.as_str()).collect::<Vec<_>>())
     .bind(taken.iter().map(|(_, quantity)| *quantity).collect::<Vec<_>>())
     .bind(now)
-    .bind(reservations.iter().map(|r| r.group_id.as_str()).collect::<Vec<_>>())
+    .bind(group_id.each)
+    .bind(group_id.shared)
     .bind(reservations.iter().map(|r| r.id).collect::<Vec<_>>())
     .bind(reservations.iter().map(|r| r.number.as_str()).collect::<Vec<_>>())
     .bind(reservations.iter().map(|r| r.order_id).collect::<Vec<_>>())
     .bind(reservations.iter().map(|r| r.cause_event_id).collect::<Vec<_>>())
-    .bind(lines.iter().map(|(r, _, _)| r.group_id.as_str()).collect::<Vec<_>>())
+    .bind(line_group_id.each)
+    .bind(line_group_id.shared)
     .bind(lines.iter().map(|(r, _, _)| r.id).collect::<Vec<_>>())
     .bind(lines.iter().map(|(_, sku, _)| sku.as_str()).collect::<Vec<_>>())
     .bind(lines.iter().map(|(_, _, quantity)| *quantity).collect::<Vec<_>>())

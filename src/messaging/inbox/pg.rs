@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use super::{Arrival, Claim, Mark, Met, MetColumns};
 use crate::clock::{Timestamp, millis};
+use crate::db::Column;
 
 pub async fn insert_new(
     c: &mut PgConnection,
@@ -41,8 +42,9 @@ pub async fn insert_all(
 const INSERT: &str =
     "INSERT INTO messaging_inbox (consumer, event_id, state, attempts, started_at, finished_at, event_type,
          aggregate_id, correlation_id, group_id, body_hash)
-     SELECT $1, event_id, 'processed', 1, $9, $2, event_type, aggregate_id, correlation_id, group_id, body_hash
-     FROM UNNEST($3::uuid[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bytea[])
+     SELECT $1, event_id, 'processed', 1, $3, $2, COALESCE(event_type, $6), aggregate_id, correlation_id,
+         COALESCE(group_id, $10), body_hash
+     FROM UNNEST($4::uuid[], $5::text[], $7::text[], $8::text[], $9::text[], $11::bytea[])
          AS row(event_id, event_type, aggregate_id, correlation_id, group_id, body_hash)";
 
 type PgQuery<'q> = Query<'q, Postgres, <Postgres as Database>::Arguments>;
@@ -54,16 +56,20 @@ fn bind_arrivals<'q>(
     taken_at: Timestamp,
     now: Timestamp,
 ) -> PgQuery<'q> {
+    let event_type = Column::of(arrivals.iter().map(|arrival| arrival.key));
+    let group_id = Column::of(arrivals.iter().map(|arrival| arrival.event.group_id.as_str()));
     query
         .bind(consumer.to_owned())
         .bind(now)
+        .bind(taken_at)
         .bind(arrivals.iter().map(|arrival| arrival.event.event_id).collect::<Vec<_>>())
-        .bind(arrivals.iter().map(|arrival| arrival.key).collect::<Vec<_>>())
+        .bind(event_type.each)
+        .bind(event_type.shared)
         .bind(arrivals.iter().map(|arrival| arrival.event.aggregate_id.as_str()).collect::<Vec<_>>())
         .bind(arrivals.iter().map(|arrival| arrival.event.correlation_id.as_str()).collect::<Vec<_>>())
-        .bind(arrivals.iter().map(|arrival| arrival.event.group_id.as_str()).collect::<Vec<_>>())
+        .bind(group_id.each)
+        .bind(group_id.shared)
         .bind(arrivals.iter().map(|arrival| arrival.body_hash.as_slice()).collect::<Vec<_>>())
-        .bind(taken_at)
 }
 
 pub async fn put_end(c: &mut PgConnection, consumer: &str, ids: &[Uuid], ended_at: Timestamp) -> sqlx::Result<()> {

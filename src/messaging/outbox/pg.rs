@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use super::{Backlog, Claim, Claimed, Entry, Passing, Queued, Settled, Settlement};
 use crate::clock::{Timestamp, millis};
+use crate::db::Column;
 
 pub async fn insert_many(
     c: &mut PgConnection,
@@ -30,22 +31,22 @@ pub async fn insert_handed_on(
          written AS ({INSERT}),
          ends AS MATERIALIZED (
              SELECT roads.number, COALESCE(b.queue, roads.target) AS queue,
-                 roads.kind = 'event' AND COALESCE(b.queue = ANY($23), false) AS passed
+                 roads.kind = 'event' AND COALESCE(b.queue = ANY($31), false) AS passed
              FROM roads LEFT JOIN messaging_bindings b
                  ON roads.target = '' AND b.routing_key = roads.aggregate_type || '.' || roads.event_type
              WHERE roads.target <> '' OR b.queue IS NOT NULL),
          bundled AS (
              INSERT INTO messaging_bundles (queue, outbox_refs, enqueued_at, lock_token, lease_until)
-             SELECT ends.queue, array_agg(e.id), $17, $21, now() + $22 * interval '1 ms'
-             FROM ends JOIN UNNEST($1::uuid[], $3::bigint[]) AS e(id, road) ON e.road = ends.number
-             WHERE passed AND $24 GROUP BY ends.queue
+             SELECT ends.queue, array_agg(e.id), $25, $29, now() + $30 * interval '1 ms'
+             FROM ends JOIN UNNEST($1::uuid[], $4::bigint[]) AS e(id, road) ON COALESCE(e.road, $5) = ends.number
+             WHERE passed AND $32 GROUP BY ends.queue
              RETURNING id, queue, outbox_refs),
          queued AS (
              INSERT INTO messaging_queue (queue, outbox_ref, enqueued_at, lock_token, lease_until, deliveries)
-             SELECT ends.queue, e.id, $17, CASE WHEN passed THEN $21::uuid END,
-                 CASE WHEN passed THEN now() + $22 * interval '1 ms' END, CASE WHEN passed THEN 1 ELSE 0 END
-             FROM ends JOIN UNNEST($1::uuid[], $3::bigint[]) AS e(id, road) ON e.road = ends.number
-             WHERE NOT (passed AND $24) ORDER BY e.id
+             SELECT ends.queue, e.id, $25, CASE WHEN passed THEN $29::uuid END,
+                 CASE WHEN passed THEN now() + $30 * interval '1 ms' END, CASE WHEN passed THEN 1 ELSE 0 END
+             FROM ends JOIN UNNEST($1::uuid[], $4::bigint[]) AS e(id, road) ON COALESCE(e.road, $5) = ends.number
+             WHERE NOT (passed AND $32) ORDER BY e.id
              RETURNING id, queue, outbox_ref)
          SELECT id, queue, outbox_refs, true FROM bundled
          UNION ALL SELECT id, queue, ARRAY[outbox_ref], false FROM queued"
@@ -70,23 +71,24 @@ pub async fn insert_handed_on(
 
 /// The roads that entries take, each once: a batch has few of them, and what is said of a road is not said of every entry.
 const ROADS: &str = "roads AS MATERIALIZED (
-    SELECT * FROM UNNEST($13::text[], $14::text[], $15::text[], $16::text[])
+    SELECT * FROM UNNEST($21::text[], $22::text[], $23::text[], $24::text[])
         WITH ORDINALITY AS road(kind, aggregate_type, event_type, target, number))";
 
-/// Takes the entries' columns with the number of each one's road, the roads, the moment, the status, and the claim they are
-/// born with.
+/// Takes the entries' columns (those that most batches share as [`Column`]s) with the number of each one's road, the roads, the
+/// moment, the status, and the claim they are born with.
 const INSERT: &str =
     "INSERT INTO messaging_outbox (id, event_id, kind, group_id, subsidiary_id, aggregate_type, aggregate_id,
          event_type, body, headers, status, available_at, created_at, correlation_id, causation_id, target, traceparent,
          published_at, claimed_by)
-     SELECT id, event_id, roads.kind, group_id, subsidiary_id, roads.aggregate_type, aggregate_id, roads.event_type, body,
-         headers, $18::text, now() + (delay_ms + $20) * interval '1 ms', $17, correlation_id, causation_id, roads.target,
-         traceparent, CASE $18::text WHEN 'published' THEN $17::timestamptz END, $19::uuid
-     FROM UNNEST($1::uuid[], $2::uuid[], $3::bigint[], $4::text[], $5::text[], $6::text[], $7::bytea[], $8::text[],
-         $9::bigint[], $10::text[], $11::uuid[], $12::text[])
+     SELECT id, COALESCE(event_id, $3, id), roads.kind, COALESCE(group_id, $7), COALESCE(subsidiary_id, $9),
+         roads.aggregate_type, aggregate_id, roads.event_type, body, COALESCE(headers, $13), $26::text,
+         now() + (COALESCE(delay_ms, $15) + $28) * interval '1 ms', $25, correlation_id, COALESCE(causation_id, $18),
+         roads.target, COALESCE(traceparent, $20), CASE $26::text WHEN 'published' THEN $25::timestamptz END, $27::uuid
+     FROM UNNEST($1::uuid[], $2::uuid[], $4::bigint[], $6::text[], $8::text[], $10::text[], $11::bytea[], $12::text[],
+         $14::bigint[], $16::text[], $17::uuid[], $19::text[])
          AS row(id, event_id, road, group_id, subsidiary_id, aggregate_id, body, headers, delay_ms, correlation_id,
              causation_id, traceparent)
-     JOIN roads ON roads.number = row.road";
+     JOIN roads ON roads.number = COALESCE(row.road, $5)";
 
 type PgQuery<'q> = Query<'q, Postgres, <Postgres as Database>::Arguments>;
 
@@ -98,21 +100,38 @@ fn bind_entries<'q>(
     now: Timestamp,
 ) -> PgQuery<'q> {
     let text = |of: fn(&Entry) -> &str| entries.iter().map(of).collect::<Vec<&str>>();
+    // An event's first row has its id.
+    let event_id = Column::of(entries.iter().map(|entry| (entry.event_id != entry.id).then_some(entry.event_id)));
     let (roads, road_of) = roads_of(entries);
+    let road = Column::of(road_of.into_iter());
+    let group_id = Column::of(entries.iter().map(|entry| entry.group_id.as_str()));
+    let subsidiary_id = Column::of(entries.iter().map(|entry| entry.subsidiary_id.as_deref()));
+    let headers = Column::of(entries.iter().map(|entry| entry.headers.as_str()));
+    let delay_ms = Column::of(entries.iter().map(|entry| millis(entry.delay)));
+    let causation_id = Column::of(entries.iter().map(|entry| entry.causation_id));
+    let traceparent = Column::of(entries.iter().map(|entry| entry.traceparent.map(|trace| trace.to_string())));
     let road_text = |of: fn(&Entry) -> &str| roads.iter().map(|first| of(first)).collect::<Vec<&str>>();
     query
         .bind(entries.iter().map(|entry| entry.id).collect::<Vec<_>>())
-        .bind(entries.iter().map(|entry| entry.event_id).collect::<Vec<_>>())
-        .bind(road_of)
-        .bind(text(|entry| &entry.group_id))
-        .bind(entries.iter().map(|entry| entry.subsidiary_id.as_deref()).collect::<Vec<_>>())
+        .bind(event_id.each)
+        .bind(event_id.shared)
+        .bind(road.each)
+        .bind(road.shared)
+        .bind(group_id.each)
+        .bind(group_id.shared)
+        .bind(subsidiary_id.each)
+        .bind(subsidiary_id.shared)
         .bind(text(|entry| &entry.aggregate_id))
         .bind(entries.iter().map(|entry| &entry.body[..]).collect::<Vec<_>>())
-        .bind(text(|entry| &entry.headers))
-        .bind(entries.iter().map(|entry| millis(entry.delay)).collect::<Vec<_>>())
+        .bind(headers.each)
+        .bind(headers.shared)
+        .bind(delay_ms.each)
+        .bind(delay_ms.shared)
         .bind(text(|entry| &entry.correlation_id))
-        .bind(entries.iter().map(|entry| entry.causation_id).collect::<Vec<_>>())
-        .bind(entries.iter().map(|entry| entry.traceparent.map(|trace| trace.to_string())).collect::<Vec<_>>())
+        .bind(causation_id.each)
+        .bind(causation_id.shared)
+        .bind(traceparent.each)
+        .bind(traceparent.shared)
         .bind(road_text(|entry| entry.kind.as_str()))
         .bind(road_text(|entry| &entry.aggregate_type))
         .bind(road_text(|entry| &entry.event_type))

@@ -67,7 +67,7 @@ pub async fn archive_many(c: &mut PgConnection, ids: &[Uuid]) -> sqlx::Result<u6
 pub async fn select_foreign(c: &mut PgConnection, before: Timestamp, limit: i64) -> sqlx::Result<Vec<(String, Uuid)>> {
     sqlx::query_as(
         "SELECT i.consumer, i.event_id FROM messaging_inbox i
-         WHERE substr(i.event_id::text, 15, 1) <> '7' AND i.finished_at < $1 AND i.state IN ('processed', 'dead')
+         WHERE get_byte(uuid_send(i.event_id), 6) >> 4 <> 7 AND i.finished_at < $1 AND i.state IN ('processed', 'dead')
              AND NOT EXISTS (SELECT 1 FROM messaging_dead_letters l
                  WHERE l.event_id = i.event_id AND l.consumer = i.consumer)
              AND NOT EXISTS (SELECT 1 FROM messaging_outbox o WHERE o.id = i.event_id)

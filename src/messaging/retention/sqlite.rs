@@ -71,7 +71,7 @@ pub async fn select_foreign(
 ) -> sqlx::Result<Vec<(String, Uuid)>> {
     query_as(
         "SELECT i.consumer, i.event_id FROM messaging_inbox i
-         WHERE substr(hex(i.event_id), 13, 1) <> '7' AND i.finished_at < $1 AND i.state IN ('processed', 'dead')
+         WHERE substr(i.event_id, 7, 1) NOT BETWEEN x'70' AND x'7f' AND i.finished_at < $1 AND i.state IN ('processed', 'dead')
              AND NOT EXISTS (SELECT 1 FROM messaging_dead_letters l
                  WHERE l.event_id = i.event_id AND l.consumer = i.consumer)
              AND NOT EXISTS (SELECT 1 FROM messaging_outbox o WHERE o.id = i.event_id)

@@ -3,6 +3,7 @@ use uuid::Uuid;
 
 use super::{Attempt, NewNotice};
 use crate::clock::Timestamp;
+use crate::db::Column;
 
 pub async fn write_many(c: &mut PgConnection, notices: &[NewNotice], now: Timestamp) -> sqlx::Result<Vec<Uuid>> {
     let mut written = insert_new(c, notices, now).await?;
@@ -17,22 +18,32 @@ pub async fn write_many(c: &mut PgConnection, notices: &[NewNotice], now: Timest
 /// race to another transaction gets its violation of the key, and is run again. LIMIT keeps the look from being planned as a
 /// join.
 async fn insert_new(c: &mut PgConnection, notices: &[NewNotice], now: Timestamp) -> sqlx::Result<Vec<Uuid>> {
+    let group_id = Column::of(notices.iter().map(|notice| notice.group_id.as_str()));
+    let kind = Column::of(notices.iter().map(|notice| notice.kind.as_str()));
+    let channel = Column::of(notices.iter().map(|notice| notice.channel));
+    let state = Column::of(notices.iter().map(|notice| notice.state.as_str()));
     sqlx::query_scalar(
         "INSERT INTO notifications_notices (group_id, id, order_id, kind, channel, state, event_id, created_at)
-         SELECT group_id, id, order_id, kind, channel, state, event_id, $8
-         FROM UNNEST($1::text[], $2::uuid[], $3::uuid[], $4::text[], $5::text[], $6::text[], $7::uuid[])
-             AS row(group_id, id, order_id, kind, channel, state, event_id)
+         SELECT row.group_id, id, order_id, row.kind, row.channel, row.state, event_id, $12
+         FROM (SELECT COALESCE(group_id, $2) AS group_id, id, order_id, COALESCE(kind, $6) AS kind,
+                 COALESCE(channel, $8) AS channel, COALESCE(state, $10) AS state, event_id
+             FROM UNNEST($1::text[], $3::uuid[], $4::uuid[], $5::text[], $7::text[], $9::text[], $11::uuid[])
+                 AS given(group_id, id, order_id, kind, channel, state, event_id)) AS row
          LEFT JOIN LATERAL (SELECT true AS is_there FROM notifications_notices n
              WHERE n.group_id = row.group_id AND n.order_id = row.order_id AND n.kind = row.kind LIMIT 1) AS met ON true
          WHERE met.is_there IS NULL
          RETURNING event_id",
     )
-    .bind(notices.iter().map(|notice| notice.group_id.as_str()).collect::<Vec<_>>())
+    .bind(group_id.each)
+    .bind(group_id.shared)
     .bind(notices.iter().map(|notice| notice.id).collect::<Vec<_>>())
     .bind(notices.iter().map(|notice| notice.order_id).collect::<Vec<_>>())
-    .bind(notices.iter().map(|notice| notice.kind.as_str()).collect::<Vec<_>>())
-    .bind(notices.iter().map(|notice| notice.channel).collect::<Vec<_>>())
-    .bind(notices.iter().map(|notice| notice.state.as_str()).collect::<Vec<_>>())
+    .bind(kind.each)
+    .bind(kind.shared)
+    .bind(channel.each)
+    .bind(channel.shared)
+    .bind(state.each)
+    .bind(state.shared)
     .bind(notices.iter().map(|notice| notice.event_id).collect::<Vec<_>>())
     .bind(now)
     .fetch_all(c)

@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use super::{Answer, Item, Key, Order, OrderId, StandingColumns, StepKey, Taken};
 use crate::clock::{Timestamp, millis};
+use crate::db::Column;
 
 pub async fn insert_many(c: &mut PgConnection, orders: &[Order]) -> sqlx::Result<()> {
     let text = |of: fn(&Order) -> &str| orders.iter().map(of).collect::<Vec<&str>>();
@@ -14,30 +15,42 @@ pub async fn insert_many(c: &mut PgConnection, orders: &[Order]) -> sqlx::Result
         .iter()
         .flat_map(|order| order.items.iter().zip(1..).map(move |(item, line)| (order, line, item)))
         .collect();
+    let group_id = Column::of(orders.iter().map(|order| order.group_id.as_str()));
+    let subsidiary_id = Column::of(orders.iter().map(|order| order.subsidiary_id.as_deref()));
+    let status = Column::of(orders.iter().map(|order| order.status.as_str()));
+    let currency = Column::of(orders.iter().map(|order| order.currency.as_str()));
+    let line_group_id = Column::of(lines.iter().map(|(order, ..)| order.group_id.as_str()));
     sqlx::query(
         "WITH placed AS (
              INSERT INTO orders_orders (group_id, id, subsidiary_id, number, customer_id, status, currency, total_minor,
                  correlation_id, created_at, updated_at)
-             SELECT group_id, id, subsidiary_id, number, customer_id, status, currency, total_minor, correlation_id,
-                 created_at, created_at
-             FROM UNNEST($1::text[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[],
-                 $8::bigint[], $9::text[], $10::timestamptz[])
+             SELECT COALESCE(group_id, $2), id, COALESCE(subsidiary_id, $5), number, customer_id, COALESCE(status, $9),
+                 COALESCE(currency, $11), total_minor, correlation_id, created_at, created_at
+             FROM UNNEST($1::text[], $3::uuid[], $4::text[], $6::text[], $7::text[], $8::text[], $10::text[],
+                 $12::bigint[], $13::text[], $14::timestamptz[])
                  AS row(group_id, id, subsidiary_id, number, customer_id, status, currency, total_minor, correlation_id,
                      created_at))
          INSERT INTO orders_lines (group_id, order_id, line, sku, quantity, unit_price_minor)
-         SELECT * FROM UNNEST($11::text[], $12::uuid[], $13::int[], $14::text[], $15::bigint[], $16::bigint[])",
+         SELECT COALESCE(group_id, $16), order_id, line, sku, quantity, unit_price_minor
+         FROM UNNEST($15::text[], $17::uuid[], $18::int[], $19::text[], $20::bigint[], $21::bigint[])
+             AS row(group_id, order_id, line, sku, quantity, unit_price_minor)",
     )
-    .bind(text(|order| &order.group_id))
+    .bind(group_id.each)
+    .bind(group_id.shared)
     .bind(orders.iter().map(|order| order.id.0).collect::<Vec<_>>())
-    .bind(orders.iter().map(|order| order.subsidiary_id.as_deref()).collect::<Vec<_>>())
+    .bind(subsidiary_id.each)
+    .bind(subsidiary_id.shared)
     .bind(text(|order| &order.number))
     .bind(text(|order| &order.customer_id))
-    .bind(text(|order| order.status.as_str()))
-    .bind(text(|order| &order.currency))
+    .bind(status.each)
+    .bind(status.shared)
+    .bind(currency.each)
+    .bind(currency.shared)
     .bind(orders.iter().map(|order| order.total_minor).collect::<Vec<_>>())
     .bind(text(|order| &order.correlation_id))
     .bind(orders.iter().map(|order| order.created_at).collect::<Vec<_>>())
-    .bind(lines.iter().map(|(order, _, _)| order.group_id.as_str()).collect::<Vec<_>>())
+    .bind(line_group_id.each)
+    .bind(line_group_id.shared)
     .bind(lines.iter().map(|(order, _, _)| order.id.0).collect::<Vec<_>>())
     .bind(lines.iter().map(|(_, line, _)| *line).collect::<Vec<_>>())
     .bind(lines.iter().map(|(_, _, item)| item.sku.as_str()).collect::<Vec<_>>())
@@ -85,13 +98,18 @@ pub async fn answer_many(
     hold: Duration,
     now: Timestamp,
 ) -> sqlx::Result<u64> {
+    let group_id = Column::of(answers.iter().map(|answer| answer.group_id.as_str()));
+    let status = Column::of(answers.iter().map(|answer| answer.status.as_str()));
+    let reason = Column::of(answers.iter().map(|answer| answer.reason.as_deref()));
     let moved: i64 = sqlx::query_scalar(
         // `|| ''` hides the status from the planner: its statistics may say that no order is placed, taken just before
         // thousands were, and it would then compare each of those with each answer.
         "WITH moved AS (
-             UPDATE orders_orders o SET status = a.status, reason = a.reason, updated_at = $5,
-                 hold_expires_at = CASE a.status WHEN 'reserved' THEN now() + $6 * interval '1 ms' END
-             FROM UNNEST($1::text[], $2::uuid[], $3::text[], $4::text[]) AS a(group_id, id, status, reason)
+             UPDATE orders_orders o SET status = a.status, reason = a.reason, updated_at = $8,
+                 hold_expires_at = CASE a.status WHEN 'reserved' THEN now() + $9 * interval '1 ms' END
+             FROM (SELECT COALESCE(group_id, $2) AS group_id, id, COALESCE(status, $5) AS status,
+                     COALESCE(reason, $7) AS reason
+                 FROM UNNEST($1::text[], $3::uuid[], $4::text[], $6::text[]) AS row(group_id, id, status, reason)) AS a
              WHERE o.group_id = a.group_id AND o.id = a.id AND o.status || '' = 'placed'
              RETURNING o.group_id, o.id, o.hold_expires_at),
          held AS (
@@ -99,10 +117,13 @@ pub async fn answer_many(
              SELECT hold_expires_at, id, group_id FROM moved WHERE hold_expires_at IS NOT NULL)
          SELECT count(*) FROM moved",
     )
-    .bind(answers.iter().map(|answer| answer.group_id.as_str()).collect::<Vec<_>>())
+    .bind(group_id.each)
+    .bind(group_id.shared)
     .bind(answers.iter().map(|answer| answer.order_id.0).collect::<Vec<_>>())
-    .bind(answers.iter().map(|answer| answer.status.as_str()).collect::<Vec<_>>())
-    .bind(answers.iter().map(|answer| answer.reason.as_deref()).collect::<Vec<_>>())
+    .bind(status.each)
+    .bind(status.shared)
+    .bind(reason.each)
+    .bind(reason.shared)
     .bind(now)
     .bind(millis(hold))
     .fetch_one(c)
