@@ -61,6 +61,14 @@ fn is_json(headers: &HeaderMap) -> bool {
 
 /// Bad syntax is a 400; good JSON of the wrong shape is a 422 that points at the field.
 fn parse<T: DeserializeOwned>(raw: &[u8]) -> Result<T, Problem> {
+    // To note where one is while reading costs as much as reading: only what is refused is read a second time for it.
+    match serde_json::from_slice(raw) {
+        Ok(Object(value)) => Ok(value),
+        Err(_) => parse_noting_path(raw),
+    }
+}
+
+fn parse_noting_path<T: DeserializeOwned>(raw: &[u8]) -> Result<T, Problem> {
     let mut json = serde_json::Deserializer::from_slice(raw);
     let Object(value) = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let pointer = pointer_of(error.path());
