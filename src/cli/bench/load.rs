@@ -1,20 +1,16 @@
 //! The load: orders of 1 to 3 lines over 20 SKUs, each connection with one request under way. In the mix each order is
 //! then taken to what is to become of it.
 
-use std::pin::Pin;
+use std::io::Write;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use bytes::Bytes;
-use futures_util::FutureExt;
-use http_body_util::{BodyExt, Full};
-use hyper::client::conn::http1::{SendRequest, handshake};
-use hyper::{Method, Request, header};
-use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use stockade::clock::Timestamp;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -100,7 +96,7 @@ impl Workload {
         for (index, sku) in self.skus.iter().enumerate() {
             let path = format!("/v1/stock/{sku}");
             let on_hand = if index < SKUS { ON_HAND } else { 0 };
-            connection.send(Method::PUT, &path, format!("{{\"on_hand\":{on_hand}}}"), false).await?;
+            connection.send("PUT", &path, &format!("{{\"on_hand\":{on_hand}}}"), false).await?;
         }
         Ok(())
     }
@@ -124,9 +120,9 @@ impl Workload {
             };
             let fate = if self.mix { Fate::of(number) } else { Fate::Reserved };
             let sent_at = Instant::now();
-            let answer = connection.send(Method::POST, "/v1/orders", self.order(number, fate), false).await?;
+            let answer = connection.send("POST", "/v1/orders", &self.order(number, fate), false).await?;
             let answered_at = Instant::now();
-            let order: Order = serde_json::from_slice(&answer)?;
+            let order: Order = serde_json::from_slice(answer)?;
             self.meet_fate(&mut connection, &order, number, fate).await?;
             let paid_in = (fate == Fate::Paid).then(|| answered_at.elapsed());
             placed.push(Placed { id: order.id, due_at, sent_at, answered_at, fate, paid_in });
@@ -160,18 +156,17 @@ impl Workload {
             Fate::Reserved | Fate::Rejected => {}
             Fate::Paid => {
                 let body = format!("{{\"amount_minor\":{},\"currency\":\"USD\"}}", order.total_minor);
-                connection.send(Method::POST, &format!("{path}/payments"), body, true).await?;
+                connection.send("POST", &format!("{path}/payments"), &body, true).await?;
             }
             Fate::Cancelled => {
                 // Every other one before its stock is reserved, if the load generator is quick enough.
                 if number % 20 < 10 {
-                    connection.send(Method::GET, &path, String::new(), true).await?;
+                    connection.send("GET", &path, "", true).await?;
                 }
-                connection.send(Method::POST, &format!("{path}/cancel"), "{}".to_owned(), false).await?;
+                connection.send("POST", &format!("{path}/cancel"), "{}", false).await?;
             }
             Fate::Expired => {
-                let held: Order =
-                    serde_json::from_slice(&connection.send(Method::GET, &path, String::new(), true).await?)?;
+                let held: Order = serde_json::from_slice(connection.send("GET", &path, "", true).await?)?;
                 let hold = held.hold_expires_at.context("an order that is not held")?.since(held.updated_at);
                 if hold > HOLD_MAX {
                     bail!(
@@ -206,8 +201,9 @@ impl Target {
         let plain = "--url must start with http://: the load is measured without TLS";
         let host = url.strip_prefix("http://").ok_or_else(|| Exit::Usage.because(plain))?.trim_end_matches('/');
         let target = Arc::new(Self { host: host.to_owned(), group: String::new(), headers: headers.clone() });
-        let session = Connection::open(&target).await?.send(Method::GET, "/v1/session", String::new(), false).await?;
-        let Session { group_id } = serde_json::from_slice(&session).context("that is no Stockade server")?;
+        let mut connection = Connection::open(&target).await?;
+        let session = connection.send("GET", "/v1/session", "", false).await?;
+        let Session { group_id } = serde_json::from_slice(session).context("that is no Stockade server")?;
         Ok(Arc::new(Self { host: host.to_owned(), group: group_id, headers }))
     }
 }
@@ -217,56 +213,72 @@ struct Session {
     group_id: String,
 }
 
-/// One kept-alive connection.
+/// One kept-alive connection. It speaks just enough HTTP to place orders: what a client takes of the machine, the server does
+/// not get.
 struct Connection {
-    sender: SendRequest<Full<Bytes>>,
-    /// Moves the bytes, while something is under way.
-    mover: Pin<Box<dyn Future<Output = hyper::Result<()>> + Send>>,
+    stream: TcpStream,
     target: Arc<Target>,
+    request: Vec<u8>,
+    answer: Vec<u8>,
 }
+
+/// More headers than our answers have.
+const HEADERS_MAX: usize = 64;
 
 impl Connection {
     async fn open(target: &Arc<Target>) -> anyhow::Result<Self> {
         let host = &target.host;
         let stream = TcpStream::connect(host).await.with_context(|| format!("cannot connect to {host}"))?;
         stream.set_nodelay(true)?;
-        let (sender, mover) = handshake(TokioIo::new(stream)).await?;
-        Ok(Self { sender, mover: Box::pin(mover), target: target.clone() })
+        Ok(Self { stream, target: target.clone(), request: Vec::new(), answer: Vec::new() })
     }
 
-    /// `waits`: for the order to be ready for it.
-    async fn send(&mut self, method: Method, path: &str, body: String, waits: bool) -> anyhow::Result<Bytes> {
-        let mut request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header(header::HOST, &self.target.host)
-            .header(header::CONTENT_TYPE, "application/json");
+    /// Sends a request and returns the body of its answer. `waits`: for the order to be ready for it.
+    async fn send(&mut self, method: &str, path: &str, body: &str, waits: bool) -> anyhow::Result<&[u8]> {
+        let (host, length) = (&self.target.host, body.len());
+        self.request.clear();
+        write!(
+            self.request,
+            "{method} {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n"
+        )?;
         for (name, value) in &self.target.headers {
-            request = request.header(*name, value);
+            write!(self.request, "{name}: {value}\r\n")?;
         }
         if waits {
-            request = request.header("prefer", format!("wait={WAIT_SECONDS}"));
+            write!(self.request, "prefer: wait={WAIT_SECONDS}\r\n")?;
         }
-        let request = request.body(Full::from(body))?;
-        let answer = async {
-            self.sender.ready().await?;
-            let (head, body) = self.sender.send_request(request).await?.into_parts();
-            Ok::<_, hyper::Error>((head.status, body.collect().await?.to_bytes()))
+        write!(self.request, "\r\n{body}")?;
+        self.stream.write_all(&self.request).await?;
+        self.answer.clear();
+        let mut head: Option<(u16, Range<usize>)> = None;
+        let (status, body) = loop {
+            if let Some((status, body)) = &head
+                && self.answer.len() >= body.end
+            {
+                break (*status, body.clone());
+            }
+            if self.stream.read_buf(&mut self.answer).await? == 0 {
+                bail!("{path}: the server hung up");
+            }
+            if head.is_none() {
+                head = read_head(&self.answer).with_context(|| format!("{path}: cannot read the answer"))?;
+            }
         };
-        tokio::pin!(answer);
-        // In one task: to wake another for each request and each answer would cost more than moving the bytes.
-        let (status, body) = tokio::select! {
-            biased;
-            answer = &mut answer => answer?,
-            // It may have brought the answer before it ended.
-            ended = &mut self.mover => match answer.now_or_never() {
-                Some(answer) => answer?,
-                None => bail!("{path}: the server hung up ({ended:?})"),
-            },
-        };
-        if !status.is_success() {
-            bail!("{path} answered {status}: {}", String::from_utf8_lossy(&body));
+        let body = &self.answer[body];
+        if !(200..300).contains(&status) {
+            bail!("{path} answered {status}: {}", String::from_utf8_lossy(body));
         }
         Ok(body)
     }
+}
+
+/// The status of an answer and where its body is, once its head is there.
+fn read_head(answer: &[u8]) -> anyhow::Result<Option<(u16, Range<usize>)>> {
+    let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
+    let mut head = httparse::Response::new(&mut headers);
+    let httparse::Status::Complete(begin) = head.parse(answer)? else { return Ok(None) };
+    let length = head.headers.iter().find(|header| header.name.eq_ignore_ascii_case("content-length"));
+    let length = length.context("it does not say how long it is: is there a proxy in between?")?;
+    let length: usize = std::str::from_utf8(length.value)?.parse()?;
+    Ok(Some((head.code.context("it has no status")?, begin..begin + length)))
 }
