@@ -312,6 +312,12 @@ impl Db {
         }
     }
 
+    /// Does a transaction cost much by itself, whatever is in it? On Postgres it is half a dozen trips to another process and
+    /// back; on SQLite it is a few calls.
+    pub fn is_a_trip_away(&self) -> bool {
+        matches!(self.inner.engine, Engine::Postgres { .. })
+    }
+
     /// Carries wake-ups between instances; returns at once where there is only one.
     pub async fn exchange_wakes(self) {
         if let Engine::Postgres { pool, .. } = &self.inner.engine {

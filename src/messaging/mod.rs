@@ -191,9 +191,9 @@ impl Tuning {
     }
 }
 
-/// Lets a busy loop gather its next batch: after a batch of more than a few, the next one starts no sooner than a
-/// few milliseconds after this one did. An idle loop is never held up; a busy one does the same work in fewer,
-/// larger transactions.
+/// Lets a busy loop gather its next batch: after a batch of more than a few, the next one starts no sooner than some
+/// milliseconds after this one did. An idle loop is never held up; a busy one does the same work in fewer, larger
+/// transactions.
 pub(crate) struct Pace {
     started: tokio::time::Instant,
 }
@@ -201,6 +201,7 @@ pub(crate) struct Pace {
 impl Pace {
     const CROWD: usize = 16;
     const APART: Duration = Duration::from_millis(8);
+    const APART_MAX: Duration = Duration::from_millis(32);
 
     /// A batch starts now.
     pub fn start() -> Self {
@@ -212,6 +213,20 @@ impl Pace {
         if size >= Self::CROWD {
             tokio::time::sleep_until(self.started + Self::APART).await;
         }
+    }
+
+    /// The same where a batch costs much by itself, whatever is in it: a loop then rests for as long as it worked. One that
+    /// is slow because the machine has too much to do leaves it to others meanwhile, and all get done with less. A batch of
+    /// `most` has left more behind, and nothing is gained by waiting.
+    pub async fn gather(self, size: usize, most: usize) {
+        if (Self::CROWD..most).contains(&size) {
+            tokio::time::sleep_until(self.started + Self::apart(self.started.elapsed())).await;
+        }
+    }
+
+    /// From the start of a batch that took so long to the start of the next.
+    fn apart(worked: Duration) -> Duration {
+        (2 * worked).clamp(Self::APART, Self::APART_MAX)
     }
 }
 
@@ -231,5 +246,25 @@ impl Patience {
         let pause = Self::BASE.saturating_mul(2u32.saturating_pow(self.0.min(16))).min(Self::CAP);
         self.0 += 1;
         pause
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn only_a_crowd_that_is_all_there_was_is_followed_by_a_rest() {
+        for (size, rests) in [(0, false), (Pace::CROWD - 1, false), (Pace::CROWD, true), (99, true), (100, false)] {
+            assert_eq!(Pace::start().gather(size, 100).now_or_never().is_none(), rests, "{size} of 100");
+        }
+    }
+
+    #[test]
+    fn the_rest_is_as_long_as_the_work_within_bounds() {
+        let apart = |worked| Pace::apart(Duration::from_millis(worked)).as_millis();
+        assert_eq!([0, 3, 4, 10, 16, 500].map(apart), [8, 8, 8, 20, 32, 32]);
     }
 }

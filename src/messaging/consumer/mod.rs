@@ -131,7 +131,10 @@ impl<R: Reaction> Consumer<R> {
                 Ok(count) => {
                     patience.renew();
                     self.pulse.running(self.kernel.db.clock().now());
-                    pace.next(count).await;
+                    match self.kernel.db.is_a_trip_away() {
+                        true => pace.gather(count, self.batch_max()).await,
+                        false => pace.next(count).await,
+                    }
                 }
                 Err(error) => break Err(error),
             }

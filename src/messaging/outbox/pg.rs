@@ -100,7 +100,7 @@ fn bind_entries<'q>(
     now: Timestamp,
 ) -> PgQuery<'q> {
     let text = |of: fn(&Entry) -> &str| entries.iter().map(of).collect::<Vec<&str>>();
-    // An event's first row has its id.
+    // Null is the row's own id, as it is of every event that goes out for the first time.
     let event_id = Column::of(entries.iter().map(|entry| (entry.event_id != entry.id).then_some(entry.event_id)));
     let (roads, road_of) = roads_of(entries);
     let road = Column::of(road_of.into_iter());
