@@ -56,7 +56,13 @@ pub(super) fn count() -> usize {
 
 pub(super) async fn run(engine: &Engine) -> Result<(), MigrateError> {
     match engine {
-        Engine::Postgres { pool, .. } => migrator(|(_, _, postgres, _)| postgres).run(pool).await,
+        Engine::Postgres { pool, .. } => {
+            // To index a large table, or to wait for an instance that does, takes longer than any other statement may.
+            let patient = (*pool.connect_options()).clone().options([("statement_timeout", "0")]);
+            let mut connection = patient.connect().await?;
+            migrator(|(_, _, postgres, _)| postgres).run(&mut connection).await?;
+            Ok(connection.close().await?)
+        }
         Engine::Sqlite { writer: Some(writer), .. } => {
             let connect = SqliteConnectOptions::new().filename(writer.path()).busy_timeout(BUSY_FOR_MAX);
             let mut connection = connect.disable_statement_logging().connect().await?;
