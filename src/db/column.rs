@@ -3,7 +3,8 @@
 //! Rows of a batch go as one array per column, and Postgres pays for every element of each of them: to read it, to store it
 //! and to fetch it again. Most batches are of one tenant and one kind, so that many a column has the same value in every row.
 //! That is sent once, beside an array that stays empty: `UNNEST` fills up with nulls what is shorter than the rest, and
-//! `COALESCE(row.column, $shared)` puts it in.
+//! `COALESCE(row.column, $shared)` puts it in. At least one array of an `UNNEST` must be sent in full, whatever is in it: the
+//! ids, mostly.
 
 /// The values of one column: each for itself, or what all rows share.
 pub struct Column<T> {

@@ -61,7 +61,7 @@ fn is_json(headers: &HeaderMap) -> bool {
 
 /// Bad syntax is a 400; good JSON of the wrong shape is a 422 that points at the field.
 fn parse<T: DeserializeOwned>(raw: &[u8]) -> Result<T, Problem> {
-    // To note where one is while reading costs as much as reading: only what is refused is read a second time for it.
+    // To note where one is while reading copies every key: only what is refused is read a second time for it.
     match serde_json::from_slice(raw) {
         Ok(Object(value)) => Ok(value),
         Err(_) => parse_noting_path(raw),

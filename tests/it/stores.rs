@@ -644,6 +644,36 @@ async fn rows_of_one_batch_keep_what_each_has_alone(db: TestDb) {
         assert_eq!(of_h.iter().map(|row| row.event_id).collect::<Vec<_>>(), [events[1].event_id]);
     }
 
+    let mut placed = [order("g", "a", 1, &[("A", 1, 0), ("B", 1, 0)]), order("h", "b", 1, &[("C", 1, 0)])];
+    (placed[1].subsidiary_id, placed[1].currency) = (None, "EUR".to_owned());
+    orders::insert_many(&mut tx, &placed).await.unwrap();
+    let reasons = [None, Some("Insufficient C: need 1, have 0".to_owned())];
+    let answers = [(0, Status::Reserved), (1, Status::Rejected)].map(|(n, status)| Answer {
+        group_id: placed[n].group_id.clone(),
+        order_id: placed[n].id,
+        status,
+        reason: reasons[n].clone(),
+    });
+    assert_eq!(orders::answer_many(&mut tx, &answers, HOLD, NOW).await.unwrap(), 2);
+    for (written, answer) in placed.iter().zip(&answers) {
+        let of = orders::Query { group_id: written.group_id.clone(), ..of_group(10) };
+        let read = orders::list(&mut tx, of).await.unwrap().remove(0);
+        assert_eq!((read.id, &read.items, &read.currency), (written.id, &written.items, &written.currency));
+        assert_eq!((&read.subsidiary_id, read.status), (&written.subsidiary_id, answer.status));
+        assert_eq!((&read.reason, &read.customer_id), (&answer.reason, &written.customer_id));
+    }
+
+    let mut written = [notice("g", mint_id(), Kind::Reserved), notice("h", mint_id(), Kind::Paid)];
+    (written[1].channel, written[1].state) = ("webhook", NoticeState::Sending);
+    notifications::write_many(&mut tx, &written, NOW).await.unwrap();
+    for notice in &written {
+        let of =
+            notifications::Query { group_id: notice.group_id.clone(), limit: 10, ..notifications::Query::default() };
+        let read = notifications::list(&mut tx, of).await.unwrap().remove(0);
+        assert_eq!((read.id, read.order_id, read.kind.as_str()), (notice.id, notice.order_id, notice.kind.as_str()));
+        assert_eq!((read.channel.as_str(), read.state.as_str()), (notice.channel, notice.state.as_str()));
+    }
+
     let mut made = [reservation(1, &[("A", 2), ("B", 3)]), reservation(1, &[("B", 1)])];
     made[1].group_id = "h".into();
     inventory::hold(&mut tx, &[], &made, NOW).await.unwrap();

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use axum::http::HeaderValue;
 use serde::Deserialize;
 use stockade::clock::Timestamp;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -200,6 +201,9 @@ impl Target {
     pub async fn enter(url: &str, headers: Vec<(&'static str, String)>) -> anyhow::Result<Arc<Self>> {
         let plain = "--url must start with http://: the load is measured without TLS";
         let host = url.strip_prefix("http://").ok_or_else(|| Exit::Usage.because(plain))?.trim_end_matches('/');
+        if !headers.iter().all(|(_, value)| HeaderValue::from_str(value).is_ok()) {
+            return Err(Exit::Usage.because("a key and a group are one line each"));
+        }
         let target = Arc::new(Self { host: host.to_owned(), group: String::new(), headers: headers.clone() });
         let mut connection = Connection::open(&target).await?;
         let session = connection.send("GET", "/v1/session", "", false).await?;
@@ -222,6 +226,8 @@ struct Connection {
     answer: Vec<u8>,
 }
 
+/// Room for an order, so that it is read in one go.
+const ANSWER_BYTES: usize = 4096;
 /// More headers than our answers have.
 const HEADERS_MAX: usize = 64;
 
@@ -230,7 +236,7 @@ impl Connection {
         let host = &target.host;
         let stream = TcpStream::connect(host).await.with_context(|| format!("cannot connect to {host}"))?;
         stream.set_nodelay(true)?;
-        Ok(Self { stream, target: target.clone(), request: Vec::new(), answer: Vec::new() })
+        Ok(Self { stream, target: target.clone(), request: Vec::new(), answer: Vec::with_capacity(ANSWER_BYTES) })
     }
 
     /// Sends a request and returns the body of its answer. `waits`: for the order to be ready for it.
@@ -248,7 +254,8 @@ impl Connection {
             write!(self.request, "prefer: wait={WAIT_SECONDS}\r\n")?;
         }
         write!(self.request, "\r\n{body}")?;
-        self.stream.write_all(&self.request).await?;
+        let hung_up = || format!("{path}: the server hung up");
+        self.stream.write_all(&self.request).await.with_context(hung_up)?;
         self.answer.clear();
         let mut head: Option<(u16, Range<usize>)> = None;
         let (status, body) = loop {
@@ -257,8 +264,8 @@ impl Connection {
             {
                 break (*status, body.clone());
             }
-            if self.stream.read_buf(&mut self.answer).await? == 0 {
-                bail!("{path}: the server hung up");
+            if self.stream.read_buf(&mut self.answer).await.with_context(hung_up)? == 0 {
+                bail!(hung_up());
             }
             if head.is_none() {
                 head = read_head(&self.answer).with_context(|| format!("{path}: cannot read the answer"))?;
