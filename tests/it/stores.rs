@@ -294,8 +294,12 @@ async fn holding_takes_stock_and_writes_reservations_with_lines(db: TestDb) {
     let list = inventory::list_stock(&mut tx, "g", None, None, 10).await.unwrap();
     assert_eq!(list.iter().map(|row| (row.on_hand, row.reserved)).collect::<Vec<_>>(), [(10, 2), (10, 4)]);
     let orders = [("g", made[0].order_id), ("g", mint_id()), ("other", made[1].order_id)];
-    let already = inventory::reserved_already(&mut tx, &orders).await.unwrap();
-    assert_eq!(already.into_iter().collect::<Vec<_>>(), [("g".to_owned(), made[0].order_id)]);
+    let (a, b, unknown) = (sku("A"), sku("B"), sku("Z"));
+    let keys = [("g", &a), ("g", &b), ("g", &unknown), ("other", &a)];
+    let survey = inventory::survey(&mut tx, &orders, &keys).await.unwrap();
+    assert_eq!(survey.reserved.into_iter().collect::<Vec<_>>(), [("g".to_owned(), made[0].order_id)]);
+    assert_eq!(survey.stock, inventory::lock_stock(&mut tx, &keys).await.unwrap());
+    assert_eq!(survey.stock.iter().map(|row| row.available()).collect::<Vec<_>>(), [8, 6]);
     let of = || inventory::Query { group_id: "g".into(), limit: 10, ..inventory::Query::default() };
     let all = inventory::list_reservations(&mut tx, of()).await.unwrap();
     assert_eq!(all.iter().map(|r| r.id).collect::<Vec<_>>(), [made[1].id, made[0].id]);
@@ -678,7 +682,7 @@ async fn rows_of_one_batch_keep_what_each_has_alone(db: TestDb) {
     made[1].group_id = "h".into();
     inventory::hold(&mut tx, &[], &made, NOW).await.unwrap();
     let wanted = [("g", made[0].order_id), ("h", made[1].order_id), ("g", made[1].order_id)];
-    assert_eq!(inventory::reserved_already(&mut tx, &wanted).await.unwrap().len(), 2);
+    assert_eq!(inventory::survey(&mut tx, &wanted, &[]).await.unwrap().reserved.len(), 2);
     for (made, lines) in made.iter().zip([2, 1]) {
         let of = inventory::Query { group_id: made.group_id.clone(), limit: 10, ..inventory::Query::default() };
         let all = inventory::list_reservations(&mut tx, of).await.unwrap();

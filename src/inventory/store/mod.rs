@@ -65,10 +65,23 @@ pub struct Moved {
     pub to: State,
 }
 
+/// What is to be known before stock is held for orders.
+#[derive(Debug, Default)]
+pub struct Survey {
+    /// Those of the orders that have a reservation row already.
+    pub reserved: HashSet<(String, Uuid)>,
+    /// The stock asked for, locked. SKUs that do not exist are simply not there.
+    pub stock: Vec<Stock>,
+}
+
 type StockColumns = (String, String, i64, i64, Timestamp);
 
 dialects! {
-    async fn select_reserved(orders: &[(&str, Uuid)]) -> Vec<(String, Uuid)>;
+    /// Looks for reservations and locks stock, in the order of its keys.
+    async fn select_for_survey(
+        orders: &[(&str, Uuid)],
+        keys: &[(&str, &Sku)],
+    ) -> (Vec<(String, Uuid)>, Vec<StockColumns>);
     async fn select_stock_locked(keys: &[(&str, &Sku)]) -> Vec<StockColumns>;
     /// Writes what a batch holds: the stock taken, the reservations and their lines.
     pub async fn hold(taken: &[(ShelfKey, i64)], reservations: &[NewReservation], now: Timestamp) -> ();
@@ -84,9 +97,11 @@ dialects! {
     async fn select_lines(group_id: &str, reservations: &[Uuid]) -> Vec<(Uuid, String, i64)>;
 }
 
-/// Which of these orders have a reservation row already.
-pub async fn reserved_already(tx: &mut Tx, orders: &[(&str, Uuid)]) -> sqlx::Result<HashSet<(String, Uuid)>> {
-    Ok(select_reserved(tx, orders).await?.into_iter().collect())
+/// Looks at what there is for a batch of orders, and locks the stock that they ask for.
+pub async fn survey(tx: &mut Tx, orders: &[(&str, Uuid)], keys: &[(&str, &Sku)]) -> sqlx::Result<Survey> {
+    let (reserved, stock) = select_for_survey(tx, orders, keys).await?;
+    let stock = stock.into_iter().map(stock_from_columns).collect::<sqlx::Result<_>>()?;
+    Ok(Survey { reserved: reserved.into_iter().collect(), stock })
 }
 
 /// Locks stock rows in key order. SKUs that do not exist are simply not there.

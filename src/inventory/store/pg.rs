@@ -6,35 +6,63 @@ use crate::clock::Timestamp;
 use crate::db::Column;
 use crate::orders::events::Sku;
 
-pub async fn select_reserved(c: &mut PgConnection, orders: &[(&str, Uuid)]) -> sqlx::Result<Vec<(String, Uuid)>> {
+/// The stock that is asked for, locked; `$1` and `$2` are its keys.
+macro_rules! stock_locked {
+    () => {
+        "SELECT s.group_id, s.sku, s.on_hand, s.reserved, s.updated_at FROM inventory_stock s
+         JOIN UNNEST($1::text[], $2::text[]) AS wanted(group_id, sku)
+             ON s.group_id = wanted.group_id AND s.sku = wanted.sku
+         ORDER BY s.group_id, s.sku FOR UPDATE OF s"
+    };
+}
+
+pub async fn select_for_survey(
+    c: &mut PgConnection,
+    orders: &[(&str, Uuid)],
+    keys: &[(&str, &Sku)],
+) -> sqlx::Result<(Vec<(String, Uuid)>, Vec<StockColumns>)> {
     let group_id = Column::of(orders.iter().map(|(group_id, _)| *group_id));
-    sqlx::query_as(
-        // LIMIT keeps this from being planned as a join, which would read the whole table while it is small by the last
-        // statistics, or was when the plan was made.
-        "SELECT wanted.group_id, wanted.order_id
-         FROM (SELECT COALESCE(group_id, $2) AS group_id, order_id
-             FROM UNNEST($1::text[], $3::uuid[]) AS row(group_id, order_id)) AS wanted
+    type Columns = (String, Option<Uuid>, Option<String>, Option<i64>, Option<i64>, Option<Timestamp>);
+    let rows: Vec<Columns> = sqlx::query_as(concat!(
+        "WITH stock AS MATERIALIZED (",
+        stock_locked!(),
+        ")
+         SELECT group_id, NULL::uuid, sku, on_hand, reserved, updated_at FROM stock
+         UNION ALL
+         SELECT wanted.group_id, wanted.order_id, NULL, NULL, NULL, NULL
+         FROM (SELECT COALESCE(group_id, $4) AS group_id, order_id
+             FROM UNNEST($3::text[], $5::uuid[]) AS row(group_id, order_id)) AS wanted
          CROSS JOIN LATERAL (SELECT FROM inventory_reservations r
+             -- LIMIT keeps this from being planned as a join, which would read the whole table while it is small by the
+             -- last statistics, or was when the plan was made.
              WHERE r.group_id = wanted.group_id AND r.order_id = wanted.order_id LIMIT 1) AS found",
-    )
+    ))
+    .bind(keys.iter().map(|(group_id, _)| *group_id).collect::<Vec<_>>())
+    .bind(keys.iter().map(|(_, sku)| sku.as_str()).collect::<Vec<_>>())
     .bind(group_id.each)
     .bind(group_id.shared)
     .bind(orders.iter().map(|(_, order_id)| *order_id).collect::<Vec<_>>())
     .fetch_all(c)
-    .await
+    .await?;
+    let (mut reserved, mut stock) = (Vec::new(), Vec::new());
+    for row in rows {
+        match row {
+            (group_id, Some(order_id), ..) => reserved.push((group_id, order_id)),
+            (group_id, None, Some(sku), Some(on_hand), Some(held), Some(updated_at)) => {
+                stock.push((group_id, sku, on_hand, held, updated_at));
+            }
+            _ => return Err(sqlx::Error::Decode("a row of neither an order nor a SKU".into())),
+        }
+    }
+    Ok((reserved, stock))
 }
 
 pub async fn select_stock_locked(c: &mut PgConnection, keys: &[(&str, &Sku)]) -> sqlx::Result<Vec<StockColumns>> {
-    sqlx::query_as(
-        "SELECT s.group_id, s.sku, s.on_hand, s.reserved, s.updated_at FROM inventory_stock s
-         JOIN UNNEST($1::text[], $2::text[]) AS wanted(group_id, sku)
-             ON s.group_id = wanted.group_id AND s.sku = wanted.sku
-         ORDER BY s.group_id, s.sku FOR UPDATE OF s",
-    )
-    .bind(keys.iter().map(|(group_id, _)| *group_id).collect::<Vec<_>>())
-    .bind(keys.iter().map(|(_, sku)| sku.as_str()).collect::<Vec<_>>())
-    .fetch_all(c)
-    .await
+    sqlx::query_as(stock_locked!())
+        .bind(keys.iter().map(|(group_id, _)| *group_id).collect::<Vec<_>>())
+        .bind(keys.iter().map(|(_, sku)| sku.as_str()).collect::<Vec<_>>())
+        .fetch_all(c)
+        .await
 }
 
 pub async fn hold(

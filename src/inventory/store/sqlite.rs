@@ -6,11 +6,16 @@ use crate::clock::Timestamp;
 use crate::db::sqlite::{SqliteConnection, query, query_as, query_scalar};
 use crate::orders::events::Sku;
 
-pub async fn select_reserved(c: &mut SqliteConnection, orders: &[(&str, Uuid)]) -> sqlx::Result<Vec<(String, Uuid)>> {
-    c.fetch_each(
+pub async fn select_for_survey(
+    c: &mut SqliteConnection,
+    orders: &[(&str, Uuid)],
+    keys: &[(&str, &Sku)],
+) -> sqlx::Result<(Vec<(String, Uuid)>, Vec<StockColumns>)> {
+    let reserved = c.fetch_each(
         "SELECT group_id, order_id FROM inventory_reservations WHERE group_id = ?1 AND order_id = ?2",
         orders.iter().copied(),
-    )
+    )?;
+    Ok((reserved, select_stock_locked(c, keys).await?))
 }
 
 /// The writer's transaction is the lock.
