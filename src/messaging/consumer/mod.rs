@@ -197,7 +197,10 @@ impl<R: Reaction> Consumer<R> {
         let (started, taken_at) = (Instant::now(), self.kernel.db.clock().now());
         let settled = {
             let work = async {
-                tokio::time::sleep(dawdle.unwrap_or_default()).await;
+                // Even a sleep of no time at all waits for the timer's next tick.
+                if let Some(dawdle) = dawdle {
+                    tokio::time::sleep(dawdle).await;
+                }
                 self.repeat(&deliveries).await;
                 let hand = self.read(deliveries, taken_at);
                 self.hold(hand, subscription, stopping, patience).await
