@@ -25,6 +25,8 @@ const ON_HAND: i64 = 500_000_000;
 const WAIT_SECONDS: u64 = 20;
 /// A hold longer than this would have the mix wait for nothing but its end.
 const HOLD_MAX: Duration = Duration::from_secs(30);
+/// How late the runtime's timer may be: it counts whole milliseconds, and so does the kernel's wait beneath it.
+const TIMER_LATE_MAX: Duration = Duration::from_millis(3);
 
 pub struct Workload {
     /// Of which there is plenty, but for the last.
@@ -114,7 +116,7 @@ impl Workload {
             let due_at = match self.rate {
                 Some(rate) => {
                     let due_at = start + Duration::from_secs_f64(number as f64 / rate);
-                    tokio::time::sleep_until(due_at).await;
+                    wait_until(due_at).await?;
                     due_at
                 }
                 None => Instant::now(),
@@ -178,6 +180,18 @@ impl Workload {
         }
         Ok(())
     }
+}
+
+/// Waits until then, and not a millisecond or two longer, which would count as the server's.
+async fn wait_until(moment: Instant) -> anyhow::Result<()> {
+    let left = move || moment.saturating_duration_since(Instant::now());
+    if left() > TIMER_LATE_MAX {
+        tokio::time::sleep(left() - TIMER_LATE_MAX).await;
+    }
+    if !left().is_zero() {
+        tokio::task::spawn_blocking(move || std::thread::sleep(left())).await?;
+    }
+    Ok(())
 }
 
 #[derive(Deserialize)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use indicatif::ProgressBar;
-use stockade::db::{Conn, Db, sqlite};
+use stockade::db::{Conn, Db, Tx, sqlite};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -24,6 +24,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 pub struct Watcher {
     db: Db,
+    /// On Postgres, the transaction of every look: each statement sees what is committed by then, in one trip.
+    looking: Option<Tx>,
     group: String,
     last: Uuid,
     every: Duration,
@@ -92,12 +94,16 @@ impl Watcher {
     pub fn new(db: Db, group: &str, run: Uuid, finely: bool, own_server: bool) -> Self {
         let every = if finely { LOOK_FINELY } else { LOOK_RARELY };
         let overlap = if own_server { OVERLAP_OF_ONE } else { OVERLAP_OF_SEVERAL };
-        Self { db, group: group.to_owned(), last: run, every, overlap, seen: Notices::default() }
+        Self { db, looking: None, group: group.to_owned(), last: run, every, overlap, seen: Notices::default() }
     }
 
     /// Notes the notices that have appeared; returns how many.
     async fn look(&mut self) -> anyhow::Result<usize> {
-        let mut tx = self.db.read().await?;
+        let mut tx = match self.looking.take() {
+            Some(tx) => tx,
+            None if self.db.is_a_trip_away() => self.db.begin().await?,
+            None => self.db.read().await?,
+        };
         // All in one row, which costs the server the least.
         let rows: Vec<(Uuid, Uuid, String)> = match tx.conn() {
             Conn::Postgres(c) => {
@@ -125,6 +131,7 @@ impl Watcher {
             }
         };
         let now = Instant::now();
+        self.looking = self.db.is_a_trip_away().then_some(tx);
         let known = self.seen.first.len() + self.seen.last.len();
         for (_, order_id, kind) in &rows {
             self.seen.first.entry(*order_id).or_insert(now);
