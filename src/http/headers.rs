@@ -21,6 +21,7 @@ const ALWAYS: [(HeaderName, &str); 6] = [
 /// Adds what the handler of `path` has not said itself.
 pub fn secure(path: &str, answer: &mut HeaderMap) {
     let policy = if path.starts_with("/docs") { DOCS_POLICY } else { DATA_POLICY };
+    answer.reserve(ALWAYS.len() + 2);
     let caching = path.starts_with("/v1/").then_some((header::CACHE_CONTROL, "no-store"));
     for (name, value) in ALWAYS.into_iter().chain([(header::CONTENT_SECURITY_POLICY, policy)]).chain(caching) {
         answer.entry(name).or_insert(HeaderValue::from_static(value));

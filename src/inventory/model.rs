@@ -9,11 +9,14 @@ use crate::orders::events::{Item, PAID, PLACED, Sku};
 /// A SKU of a tenant.
 pub type ShelfKey = (String, Sku);
 
-/// What is available, as far as one batch is concerned. A SKU that is not here is unknown.
-#[derive(Debug, Clone, Default)]
-pub struct Shelf {
-    available: BTreeMap<ShelfKey, i64>,
-    taken: BTreeMap<ShelfKey, i64>,
+/// What is available, as far as one batch is concerned: the SKUs of each tenant. One that is not here is unknown.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Shelf(BTreeMap<String, BTreeMap<Sku, Level>>);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Level {
+    available: i64,
+    taken: i64,
 }
 
 /// What one order needs: lines of the same SKU summed, in SKU order.
@@ -43,17 +46,21 @@ impl Demand {
 
 impl Shelf {
     pub fn new(available: impl IntoIterator<Item = (ShelfKey, i64)>) -> Self {
-        Self { available: available.into_iter().collect(), taken: BTreeMap::new() }
+        let mut shelf = Self::default();
+        for ((group_id, sku), available) in available {
+            shelf.0.entry(group_id).or_default().insert(sku, Level { available, taken: 0 });
+        }
+        shelf
     }
 
     /// Takes everything the demand asks for, or nothing.
     pub fn reserve(&mut self, group_id: &str, demand: &Demand) -> Decision {
-        let key = |sku: &Sku| (group_id.to_owned(), sku.clone());
+        let mut levels = self.0.get_mut(group_id);
         let mut reasons = Vec::new();
         let mut shortages = Vec::new();
         for (sku, need) in demand.lines() {
-            let (have, word) = match self.available.get(&key(sku)) {
-                Some(have) => (*have, "Insufficient"),
+            let (have, word) = match levels.as_ref().and_then(|levels| levels.get(sku)) {
+                Some(level) => (level.available, "Insufficient"),
                 None => (0, "Unknown SKU"),
             };
             if need > have {
@@ -65,9 +72,9 @@ impl Shelf {
             return Decision::Failed { reason: reasons.join("; "), shortages };
         }
         for (sku, need) in demand.lines() {
-            if let Some(have) = self.available.get_mut(&key(sku)) {
-                *have -= need;
-                *self.taken.entry(key(sku)).or_default() += need;
+            if let Some(level) = levels.as_mut().and_then(|levels| levels.get_mut(sku)) {
+                level.available -= need;
+                level.taken += need;
             }
         }
         Decision::Reserved
@@ -75,7 +82,11 @@ impl Shelf {
 
     /// What was taken in all, in key order: what the rows must be changed by.
     pub fn into_taken(self) -> Vec<(ShelfKey, i64)> {
-        self.taken.into_iter().collect()
+        let of_group = |(group_id, levels): (String, BTreeMap<Sku, Level>)| {
+            let taken = levels.into_iter().filter(|(_, level)| level.taken > 0);
+            taken.map(move |(sku, level)| ((group_id.clone(), sku), level.taken))
+        };
+        self.0.into_iter().flat_map(of_group).collect()
     }
 }
 
@@ -232,7 +243,7 @@ mod tests {
             let mut shelf = stocked(&stock);
             let mut granted: BTreeMap<Sku, i64> = BTreeMap::new();
             for order in &orders {
-                let (demand, before) = (Demand::of(order), shelf.available.clone());
+                let (demand, before) = (Demand::of(order), shelf.clone());
                 match shelf.reserve("g", &demand) {
                     Decision::Reserved => {
                         for (sku, quantity) in demand.lines() {
@@ -242,13 +253,13 @@ mod tests {
                     // All or nothing: a failed order leaves the shelf as it was.
                     Decision::Failed { shortages, .. } => {
                         prop_assert!(!shortages.is_empty());
-                        prop_assert_eq!(&before, &shelf.available);
+                        prop_assert_eq!(&before, &shelf);
                     }
                 }
             }
-            prop_assert!(shelf.available.values().all(|available| *available >= 0));
             for (name, on_hand) in SKUS.iter().zip(&stock) {
-                let left = shelf.available[&("g".to_owned(), sku(name))];
+                let left = shelf.0["g"][&sku(name)].available;
+                prop_assert!(left >= 0);
                 prop_assert_eq!(left + granted.get(&sku(name)).copied().unwrap_or(0), *on_hand);
             }
             let taken: BTreeMap<Sku, i64> = shelf.into_taken().into_iter().map(|((_, sku), n)| (sku, n)).collect();
