@@ -7,9 +7,7 @@
 //!
 //! A loop finds rows by their keys, a batch at a time. Postgres keeps the plan it made for that, and while a table is small, or
 //! was when its statistics were taken, the best plan is to read all of it: a table that grows by thousands of rows a second is
-//! then read for every batch. So in a lane rows are looked up one by one, by an index, however small the table is. That is the
-//! only plan there is, so it is made once: left to itself, Postgres would plan a batch of one anew each time, because it
-//! believes that a plan for any batch is made for a large one.
+//! then read for every batch. So in a lane rows are looked up one by one, by an index, however small the table is.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,13 +18,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// One connection in so many may have a lane.
 const ONE_IN: u32 = 3;
 
-/// How Postgres plans in a lane.
-const PLANNING: [(&str, &str); 4] = [
-    ("enable_seqscan", "off"),
-    ("enable_hashjoin", "off"),
-    ("enable_mergejoin", "off"),
-    ("plan_cache_mode", "force_generic_plan"),
-];
+/// What Postgres does without in a lane, where there is another way.
+const NOT_IN_A_LANE: [(&str, &str); 3] =
+    [("enable_seqscan", "off"), ("enable_hashjoin", "off"), ("enable_mergejoin", "off")];
 
 /// The lanes of a database.
 pub struct Lanes {
@@ -58,7 +52,7 @@ impl Lanes {
     /// Opens one beside `pool`, if there is one left.
     pub fn open(&self, pool: &PgPool) -> Option<Arc<Lane>> {
         self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).ok()?;
-        let connect = (*pool.connect_options()).clone().options(PLANNING);
+        let connect = (*pool.connect_options()).clone().options(NOT_IN_A_LANE);
         let own = pool.options().clone().max_connections(1).connect_lazy_with(connect);
         self.open.lock().unwrap_or_else(PoisonError::into_inner).push(own.clone());
         Some(Arc::new(Lane { pool: own, free: Arc::new(Semaphore::new(1)) }))
