@@ -22,7 +22,7 @@ pub struct Placed<'a> {
     pub order: &'a OrderPlaced,
 }
 
-/// Holds stock for a batch of orders and says what came of each, in three statements at most. An order that
+/// Holds stock for a batch of orders and says what came of each, in three trips to the database at most. An order that
 /// already has a reservation (or the tombstone of a cancellation) is left as it is.
 pub async fn reserve_many(
     tx: &mut Tx,

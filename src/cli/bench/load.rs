@@ -185,8 +185,9 @@ impl Workload {
 /// Waits until then, and not a millisecond or two longer, which would count as the server's.
 async fn wait_until(moment: Instant) -> anyhow::Result<()> {
     let left = move || moment.saturating_duration_since(Instant::now());
-    if left() > TIMER_LATE_MAX {
-        tokio::time::sleep(left() - TIMER_LATE_MAX).await;
+    let most = left().saturating_sub(TIMER_LATE_MAX);
+    if !most.is_zero() {
+        tokio::time::sleep(most).await;
     }
     if !left().is_zero() {
         tokio::task::spawn_blocking(move || std::thread::sleep(left())).await?;

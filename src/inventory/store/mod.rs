@@ -66,7 +66,7 @@ pub struct Moved {
 }
 
 /// What is to be known before stock is held for orders.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Survey {
     /// Those of the orders that have a reservation row already.
     pub reserved: HashSet<(String, Uuid)>,
