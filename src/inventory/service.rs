@@ -22,6 +22,15 @@ pub struct Placed<'a> {
     pub order: &'a OrderPlaced,
 }
 
+/// The stock that a batch of orders asks for, a key for each line.
+fn shelves_of<'a>(batch: &[Placed<'a>]) -> Vec<(&'a str, &'a Sku)> {
+    let of_order = |placed: &Placed<'a>| {
+        let (event, order) = (placed.event, placed.order);
+        order.items.iter().map(|item| (event.group_id.as_str(), &item.sku))
+    };
+    batch.iter().flat_map(of_order).collect()
+}
+
 /// Holds stock for a batch of orders and says what came of each, in three trips to the database at most. An order that
 /// already has a reservation (or the tombstone of a cancellation) is left as it is.
 pub async fn reserve_many(
@@ -33,10 +42,7 @@ pub async fn reserve_many(
     let now = tx.now();
     let orders: Vec<(&str, Uuid)> =
         batch.iter().map(|placed| (placed.event.group_id.as_str(), placed.order.order_id)).collect();
-    let mut keys: Vec<(&str, &Sku)> = batch
-        .iter()
-        .flat_map(|placed| placed.order.items.iter().map(|item| (placed.event.group_id.as_str(), &item.sku)))
-        .collect();
+    let mut keys = shelves_of(batch);
     keys.sort_unstable();
     keys.dedup();
     let Survey { reserved: mut settled, stock } = store::survey(tx, &orders, &keys).await?;
@@ -182,11 +188,7 @@ pub async fn live_on(
 /// Locks all stock that this batch may change, in one go.
 async fn lock_shelves(tx: &mut Tx, placed: &[Placed<'_>], asked: &[Asked<'_>]) -> sqlx::Result<()> {
     let orders: Vec<(&str, Uuid)> = asked.iter().filter(|asked| asked.step.moves_stock()).map(Asked::order).collect();
-    let skus: Vec<(&str, &Sku)> = placed
-        .iter()
-        .flat_map(|placed| placed.order.items.iter().map(|item| (placed.event.group_id.as_str(), &item.sku)))
-        .collect();
-    if orders.is_empty() { Ok(()) } else { store::lock_shelves(tx, &orders, &skus).await }
+    if orders.is_empty() { Ok(()) } else { store::lock_shelves(tx, &orders, &shelves_of(placed)).await }
 }
 
 /// Moves the reservations that there are, and takes their orders off the list.

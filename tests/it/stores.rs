@@ -29,7 +29,7 @@ use stockade::trace::Traceparent;
 use uuid::Uuid;
 
 use crate::support::kernel::{AGES, KEY, QUEUE, Rig, event, many, told};
-use crate::support::{TestDb, each_database};
+use crate::support::{Engine, TestDb, each_database, eventually};
 
 const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
 const HOLD: Duration = Duration::from_secs(900);
@@ -319,6 +319,29 @@ async fn holding_takes_stock_and_writes_reservations_with_lines(db: TestDb) {
         let found = inventory::list_reservations(&mut tx, query).await.unwrap();
         assert_eq!(found.iter().map(|r| r.id).collect::<Vec<_>>(), expected, "{text}");
     }
+}
+
+/// SQLite has one writer, so that nobody surveys while another takes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_survey_that_waited_for_stock_sees_what_was_taken_meanwhile() {
+    let db = TestDb::new(Engine::Postgres).await;
+    let rig = Rig::new(&db).await;
+    let mut tx = rig.db.begin().await.unwrap();
+    stock(&mut tx, "g", "A", 10).await;
+    tx.commit().await.unwrap();
+    let (a, made) = (sku("A"), reservation(1, &[("A", 7)]));
+    let mut first = rig.db.begin().await.unwrap();
+    inventory::survey(&mut first, &[], &[("g", &a)]).await.unwrap();
+    inventory::hold(&mut first, &[(("g".to_owned(), a.clone()), 7)], &[made], NOW).await.unwrap();
+    let mut second = rig.db.begin().await.unwrap();
+    let (orders, keys) = ([("g", mint_id())], [("g", &a)]);
+    let (survey, ()) = tokio::join!(inventory::survey(&mut second, &orders, &keys), async {
+        let waiting = "SELECT count(*) FROM pg_stat_activity
+                       WHERE datname = current_database() AND wait_event_type = 'Lock'";
+        eventually("a wait for the first", || async { (rig.number(waiting).await > 0).then_some(()) }).await;
+        first.commit().await.unwrap();
+    });
+    assert_eq!(survey.unwrap().stock.iter().map(|row| row.available()).collect::<Vec<_>>(), [3]);
 }
 
 async fn reservations_move_on_and_let_go_of_their_stock(db: TestDb) {
