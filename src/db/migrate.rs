@@ -23,7 +23,7 @@ macro_rules! migrations {
     };
 }
 
-const MIGRATIONS: [(i64, &str, &str, &str); 20] = migrations![
+const MIGRATIONS: [(i64, &str, &str, &str); 24] = migrations![
     1 "0001_messaging",
     2 "0002_orders",
     3 "0003_inventory",
@@ -44,6 +44,10 @@ const MIGRATIONS: [(i64, &str, &str, &str); 20] = migrations![
     62 "0062_messaging",
     63 "0063_orders",
     64 "0064_messaging_foreign",
+    65 "0065_messaging_checks",
+    66 "0066_orders_checks",
+    67 "0067_inventory_checks",
+    68 "0068_notifications_checks",
 ];
 
 /// How long to wait for somebody who reads or writes the file with another program.

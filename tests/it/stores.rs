@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use stockade::clock::{Timestamp, mint_id};
-use stockade::db::{Db, Tx};
+use stockade::db::sqlite::query_as;
+use stockade::db::{Conn, Db, Tx};
 use stockade::inventory::model::State as ReservationState;
 use stockade::inventory::store::{self as inventory, Adjustment, Moved, NewReservation};
 use stockade::ledger::model::Side;
@@ -895,6 +896,61 @@ async fn dead_letters_are_listed_by_each_filter_newest_first(db: TestDb) {
     assert!(foreign.is_none(), "a letter of another tenant is not there");
 }
 
+// The schema.
+
+async fn the_database_knows_every_state_there_is(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let mut tx = rig.db.begin().await.unwrap();
+    let event = told("note");
+    outbox::append_events(&mut tx, std::slice::from_ref(&event)).await.unwrap();
+    let arrival = Arrival { event: &event, key: KEY, body_hash: &hash_of(&event.to_body()) };
+    inbox::insert_all(&mut tx, "probe", &[arrival], NOW, NOW).await.unwrap();
+    orders::insert_many(&mut tx, &[order("g", "alice", 1, &[("A", 1, 1)])]).await.unwrap();
+    inventory::hold(&mut tx, &[], &[reservation(1, &[("A", 1)])], NOW).await.unwrap();
+    notifications::write_many(&mut tx, &[notice("g", mint_id(), Kind::Paid)], NOW).await.unwrap();
+    tx.commit().await.unwrap();
+    for update in [
+        "UPDATE messaging_outbox SET kind = 'lost'",
+        "UPDATE messaging_outbox SET status = 'lost'",
+        "UPDATE messaging_inbox SET state = 'lost'",
+        "UPDATE orders_orders SET status = 'lost'",
+        "UPDATE inventory_reservations SET state = 'lost'",
+        "UPDATE notifications_notices SET kind = 'lost'",
+        "UPDATE notifications_notices SET state = 'lost'",
+    ] {
+        let lose = async |tx: &mut Tx| stockade::on!(tx, c => sqlx::query(update).execute(c).await.map(drop));
+        let refused = fails(&rig.db, lose).await;
+        assert!(refused.is_check_violation(), "{update}: {refused}");
+    }
+}
+
+/// As a CHECK with IN would have it do: a tenth of all that an order took.
+#[tokio::test]
+async fn sqlite_makes_no_table_to_check_a_row_of_an_order() {
+    let db = TestDb::new(Engine::Sqlite).await;
+    let mut tx = begin(&db).await;
+    let Conn::Sqlite(c) = tx.conn() else { panic!("that is no SQLite") };
+    for insert in [
+        "EXPLAIN INSERT INTO messaging_outbox DEFAULT VALUES",
+        "EXPLAIN INSERT INTO messaging_inbox DEFAULT VALUES",
+        "EXPLAIN INSERT INTO messaging_queue DEFAULT VALUES",
+        "EXPLAIN INSERT INTO messaging_bundles DEFAULT VALUES",
+        "EXPLAIN INSERT INTO orders_orders DEFAULT VALUES",
+        "EXPLAIN INSERT INTO orders_lines DEFAULT VALUES",
+        "EXPLAIN INSERT INTO orders_holds DEFAULT VALUES",
+        "EXPLAIN INSERT INTO inventory_stock DEFAULT VALUES",
+        "EXPLAIN INSERT INTO inventory_reservations DEFAULT VALUES",
+        "EXPLAIN INSERT INTO inventory_reservation_lines DEFAULT VALUES",
+        "EXPLAIN INSERT INTO notifications_notices DEFAULT VALUES",
+        "EXPLAIN INSERT INTO ledger_entries DEFAULT VALUES",
+    ] {
+        let steps: Vec<(i64, String)> = query_as(insert).fetch_all(&mut *c).await.unwrap();
+        let steps: Vec<&str> = steps.iter().map(|(_, step)| step.as_str()).collect();
+        assert!(steps.contains(&"IdxInsert") || steps.contains(&"Insert"), "{insert}: {steps:?}");
+        assert!(!steps.contains(&"OpenEphemeral"), "{insert}: {steps:?}");
+    }
+}
+
 async fn begin(db: &TestDb) -> Tx {
     db.open(stockade::clock::Clock::System).await.begin().await.unwrap()
 }
@@ -1000,4 +1056,5 @@ each_database!(
     a_claim_holds_until_it_is_taken_over_or_concluded,
     a_notice_in_doubt_stays_so_until_it_is_sent,
     dead_letters_are_listed_by_each_filter_newest_first,
+    the_database_knows_every_state_there_is,
 );

@@ -1,0 +1,1 @@
+-- Nothing to change: Postgres compares with one choice after the other as it is.
