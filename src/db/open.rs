@@ -82,7 +82,9 @@ async fn open_postgres(options: &Options) -> anyhow::Result<Engine> {
         .application_name("stockade")
         .disable_statement_logging()
         // A statement that hangs must not hold locks for ever; ours take milliseconds, so that compiling them never pays.
-        .options([("statement_timeout", "30s"), ("idle_in_transaction_session_timeout", "60s"), ("jit", "off")]);
+        .options([("statement_timeout", "30s"), ("idle_in_transaction_session_timeout", "60s"), ("jit", "off")])
+        // Whoever waited for a lock must see what was committed meanwhile, whatever the database does by default.
+        .options([("default_transaction_isolation", "read committed")]);
     let lanes = Lanes::out_of(options.connections_max);
     let pool = PgPoolOptions::new()
         .max_connections(options.connections_max - lanes.count())

@@ -49,6 +49,22 @@ async fn a_loop_on_a_lane_always_has_the_same_connection_and_another_when_it_is_
     assert_eq!(next_server_of(&one).await, server);
 }
 
+#[tokio::test]
+async fn each_statement_sees_what_is_committed_whatever_the_database_does_by_default() {
+    let test = TestDb::new(Engine::Postgres).await;
+    let mut tx = test.open(Clock::System).await.begin().await.unwrap();
+    let strict = "DO $$ BEGIN EXECUTE
+         format('ALTER DATABASE %I SET default_transaction_isolation TO serializable', current_database()); END $$";
+    on!(tx, c => sqlx::query(strict).execute(c).await.map(drop)).unwrap();
+    tx.commit().await.unwrap();
+    let db = test.open(Clock::System).await;
+    for db in [&db, &db.on_a_lane()] {
+        let mut tx = db.begin_chained().await.unwrap();
+        let level: String = on!(tx, c => sqlx::query_scalar("SHOW transaction_isolation").fetch_one(c).await).unwrap();
+        assert_eq!(level, "read committed");
+    }
+}
+
 /// The tables that a batch of the loops looks into, in a transaction that did so.
 async fn read_from_end_to_end(tx: &mut Tx) -> Vec<String> {
     let scanned = "SELECT relname::text FROM pg_stat_xact_user_tables WHERE seq_scan > 0

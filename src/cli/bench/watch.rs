@@ -97,20 +97,11 @@ impl Watcher {
         Self { db, looking: None, group: group.to_owned(), last: run, every, overlap, seen: Notices::default() }
     }
 
-    /// A transaction whose statements each see what is committed by then, whatever the database does by default.
-    async fn begin_looking(&self) -> anyhow::Result<Tx> {
-        let mut tx = self.db.begin().await?;
-        if let Conn::Postgres(c) = tx.conn() {
-            sqlx::query("SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ ONLY").execute(&mut **c).await?;
-        }
-        Ok(tx)
-    }
-
     /// Notes the notices that have appeared; returns how many.
     async fn look(&mut self) -> anyhow::Result<usize> {
         let mut tx = match self.looking.take() {
             Some(tx) => tx,
-            None if self.db.is_a_trip_away() => self.begin_looking().await?,
+            None if self.db.is_a_trip_away() => self.db.begin().await?,
             None => self.db.read().await?,
         };
         // All in one row, which costs the server the least.
