@@ -5,8 +5,8 @@ use rusqlite::{CachedStatement, ToSql};
 
 use super::{SqliteConnection, to_sqlx};
 
-/// How many rows a statement inserts; more would gain nothing. The rest of a batch goes by one.
-const ROWS: usize = 16;
+/// How many rows a statement inserts: as many as there are left, so that few go by one.
+const HEIGHTS: [usize; 3] = [32, 8, 1];
 
 /// The values of one row.
 pub trait Values {
@@ -78,23 +78,25 @@ impl SqliteConnection {
     ) -> sqlx::Result<()> {
         let connection = self.writing()?;
         let rows: Vec<V> = rows.into_iter().collect();
-        let (chunks, rest) = rows.as_chunks::<ROWS>();
-        let mut run = |chunks: &mut dyn Iterator<Item = &[V]>, height: usize| -> rusqlite::Result<()> {
-            let Some(first) = chunks.next() else { return Ok(()) };
-            let mut statement = connection.prepare_cached(&sql(insert, V::WIDTH, height, after))?;
-            for chunk in std::iter::once(first).chain(chunks) {
+        let mut rest = rows.as_slice();
+        for height in HEIGHTS {
+            let whole;
+            (whole, rest) = rest.split_at(rest.len() / height * height);
+            if whole.is_empty() {
+                continue;
+            }
+            let mut statement = connection.prepare_cached(&sql(insert, V::WIDTH, height, after)).map_err(to_sqlx)?;
+            for chunk in whole.chunks(height) {
                 for (index, row) in chunk.iter().enumerate() {
-                    row.bind(&mut statement, 1 + index * V::WIDTH)?;
+                    row.bind(&mut statement, 1 + index * V::WIDTH).map_err(to_sqlx)?;
                 }
                 let mut returned = statement.raw_query();
-                while let Some(row) = returned.next()? {
-                    read(row)?;
+                while let Some(row) = returned.next().map_err(to_sqlx)? {
+                    read(row).map_err(to_sqlx)?;
                 }
             }
-            Ok(())
-        };
-        run(&mut chunks.iter().map(<[V; ROWS]>::as_slice), ROWS).map_err(to_sqlx)?;
-        run(&mut rest.chunks(1), 1).map_err(to_sqlx)
+        }
+        Ok(())
     }
 }
 
