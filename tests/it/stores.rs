@@ -71,6 +71,21 @@ async fn orders_are_listed_by_each_filter_newest_first(db: TestDb) {
     }
 }
 
+/// SQLite takes 32, 8 and 1 rows to a statement.
+async fn a_batch_of_any_size_is_written_whole(db: TestDb) {
+    let mut tx = begin(&db).await;
+    for (size, group) in [(1, "a"), (7, "b"), (8, "c"), (9, "d"), (31, "e"), (32, "f"), (33, "g"), (73, "h")] {
+        let placed: Vec<Order> = (0..size).map(|number| order(group, "alice", number, &[("A", 1, 5)])).collect();
+        orders::insert_many(&mut tx, &placed).await.unwrap();
+        let query = orders::Query { group_id: group.into(), ..of_group(100) };
+        let mut read = orders::list(&mut tx, query).await.unwrap();
+        read.reverse();
+        assert_eq!(ids(&read), ids(&placed), "{size}");
+        assert!(read.iter().zip(&placed).all(|(read, placed)| read.number == placed.number), "{size}");
+        assert!(read.iter().zip(&placed).all(|(read, placed)| read.items == placed.items), "{size}");
+    }
+}
+
 async fn an_order_is_answered_once(db: TestDb) {
     let mut tx = begin(&db).await;
     let placed = [order("g", "a", 1, &[("A", 1, 0)]), order("g", "a", 2, &[("A", 1, 0)]), order("h", "a", 1, &[])];
@@ -909,17 +924,26 @@ async fn the_database_knows_every_state_there_is(db: TestDb) {
     inventory::hold(&mut tx, &[], &[reservation(1, &[("A", 1)])], NOW).await.unwrap();
     notifications::write_many(&mut tx, &[notice("g", mint_id(), Kind::Paid)], NOW).await.unwrap();
     tx.commit().await.unwrap();
-    for update in [
-        "UPDATE messaging_outbox SET kind = 'lost'",
-        "UPDATE messaging_outbox SET status = 'lost'",
-        "UPDATE messaging_inbox SET state = 'lost'",
-        "UPDATE orders_orders SET status = 'lost'",
-        "UPDATE inventory_reservations SET state = 'lost'",
-        "UPDATE notifications_notices SET kind = 'lost'",
-        "UPDATE notifications_notices SET state = 'lost'",
-    ] {
-        let lose = async |tx: &mut Tx| stockade::on!(tx, c => sqlx::query(update).execute(c).await.map(drop));
-        let refused = fails(&rig.db, lose).await;
+    let states: [(&'static str, &[&str]); 7] = [
+        ("UPDATE messaging_outbox SET kind = $1", &["event", "retry", "redrive", "replay"]),
+        ("UPDATE messaging_outbox SET status = $1", &["pending", "published", "failed", "dead"]),
+        ("UPDATE messaging_inbox SET state = $1", &["processing", "processed", "waiting", "retrying", "dead"]),
+        (
+            "UPDATE orders_orders SET status = $1",
+            &["placed", "reserved", "rejected", "paid", "cancelled", "expired", "fulfilled"],
+        ),
+        ("UPDATE inventory_reservations SET state = $1", &["held", "committed", "fulfilled", "released"]),
+        ("UPDATE notifications_notices SET kind = $1", &["reserved", "rejected", "paid", "cancelled", "expired"]),
+        ("UPDATE notifications_notices SET state = $1", &["pending", "sending", "sent", "failed", "unknown"]),
+    ];
+    for (update, known) in states {
+        let put = async |tx: &mut Tx, state: &str| stockade::on!(tx, c => sqlx::query(update).bind(state).execute(c).await.map(|done| done.rows_affected()));
+        let mut tx = rig.db.begin().await.unwrap();
+        for state in known {
+            assert_eq!(put(&mut tx, state).await.unwrap(), 1, "{update}: {state}");
+        }
+        drop(tx);
+        let refused = fails(&rig.db, async |tx| put(tx, "lost").await.map(drop)).await;
         assert!(refused.is_check_violation(), "{update}: {refused}");
     }
 }
@@ -1033,6 +1057,7 @@ fn notice(group: &str, order_id: Uuid, kind: Kind) -> NewNotice {
 
 each_database!(
     orders_are_listed_by_each_filter_newest_first,
+    a_batch_of_any_size_is_written_whole,
     an_order_is_answered_once,
     a_key_stands_for_its_first_use,
     an_order_moves_only_from_the_state_it_was_met_in,
