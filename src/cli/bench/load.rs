@@ -134,17 +134,16 @@ impl Workload {
 
     /// The same order for the same number, whatever the run.
     fn order(&self, number: usize, fate: Fate) -> String {
-        let lines = 1 + number % 3;
-        let items: Vec<String> = (0..lines)
-            .map(|line| {
-                let index = (number * 7 + line * 5) % SKUS;
-                let quantity = 1 + (number + line) % 4;
-                // One line that cannot be had is enough.
-                let sku = &self.skus[if fate == Fate::Rejected && line == 0 { SKUS } else { index }];
-                format!("{{\"sku\":\"{sku}\",\"quantity\":{quantity},\"unit_price_minor\":{}}}", 199 + index * 50)
-            })
-            .collect();
-        format!("{{\"customer_id\":\"customer-{:05}\",\"items\":[{}]}}", number % 10_000, items.join(","))
+        let mut order = format!("{{\"customer_id\":\"customer-{:05}\",\"items\":[", number % 10_000);
+        for line in 0..1 + number % 3 {
+            let index = (number * 7 + line * 5) % SKUS;
+            let quantity = 1 + (number + line) % 4;
+            // One line that cannot be had is enough.
+            let sku = &self.skus[if fate == Fate::Rejected && line == 0 { SKUS } else { index }];
+            let (comma, price) = (if line == 0 { "" } else { "," }, 199 + index * 50);
+            order += &format!("{comma}{{\"sku\":\"{sku}\",\"quantity\":{quantity},\"unit_price_minor\":{price}}}");
+        }
+        order + "]}"
     }
 
     async fn meet_fate(
@@ -169,7 +168,7 @@ impl Workload {
                 connection.send("POST", &format!("{path}/cancel"), "{}", false).await?;
             }
             Fate::Expired => {
-                let held: Order = serde_json::from_slice(connection.send("GET", &path, "", true).await?)?;
+                let held: Held = serde_json::from_slice(connection.send("GET", &path, "", true).await?)?;
                 let hold = held.hold_expires_at.context("an order that is not held")?.since(held.updated_at);
                 if hold > HOLD_MAX {
                     bail!(
@@ -199,6 +198,11 @@ async fn wait_until(moment: Instant) -> anyhow::Result<()> {
 struct Order {
     id: Uuid,
     total_minor: i64,
+}
+
+/// What else there is to know of an order that is to expire.
+#[derive(Deserialize)]
+struct Held {
     updated_at: Timestamp,
     hold_expires_at: Option<Timestamp>,
 }

@@ -104,9 +104,9 @@ impl Watcher {
             None if self.db.is_a_trip_away() => self.db.begin().await?,
             None => self.db.read().await?,
         };
-        // All in one row, which costs the server the least.
         let rows: Vec<(Uuid, Uuid, String)> = match tx.conn() {
             Conn::Postgres(c) => {
+                // All in one row, which costs the server the least.
                 let (ids, orders, kinds): (Vec<Uuid>, Vec<Uuid>, Vec<String>) = sqlx::query_as(
                     "SELECT COALESCE(array_agg(id), '{}'), COALESCE(array_agg(order_id), '{}'), COALESCE(array_agg(kind), '{}')
                      FROM (SELECT id, order_id, kind FROM notifications_notices
@@ -119,15 +119,13 @@ impl Watcher {
                 ids.into_iter().zip(orders).zip(kinds).map(|((id, order), kind)| (id, order, kind)).collect()
             }
             Conn::Sqlite(c) => {
-                let found: String = sqlite::query_scalar(
-                    "SELECT json_group_array(json_array(lower(hex(id)), lower(hex(order_id)), kind)) FROM (
-                         SELECT id, order_id, kind FROM notifications_notices WHERE group_id = $1 AND id > $2 ORDER BY id)",
+                sqlite::query_as(
+                    "SELECT id, order_id, kind FROM notifications_notices WHERE group_id = $1 AND id > $2 ORDER BY id",
                 )
                 .bind(&self.group)
                 .bind(self.last)
-                .fetch_one(c)
-                .await?;
-                serde_json::from_str(&found)?
+                .fetch_all(c)
+                .await?
             }
         };
         let now = Instant::now();
