@@ -1,10 +1,16 @@
 //! The outermost layer: times each request and gives it its id, each error its problem+json body, and every answer the
 //! headers that browsers heed.
+//!
+//! A service rather than a function that is given the next one: that would have every request copy all services within.
 
-use axum::extract::{MatchedPath, Request, State};
+use std::convert::Infallible;
+use std::task::{Context, Poll};
+
+use axum::extract::{MatchedPath, Request};
 use axum::http::{HeaderName, HeaderValue, Uri, header};
-use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use futures_util::future::BoxFuture;
+use tower::Service;
 
 use super::extract::bad_filter;
 use super::headers;
@@ -23,42 +29,89 @@ const REQUEST_ID_CHARS_MAX: usize = 64;
 #[derive(Debug, Clone)]
 pub struct RequestId(pub String);
 
-pub async fn finish(State(meter): State<Meter>, mut request: Request, next: Next) -> Response {
-    let timing = Timing::start(&request);
-    let id = request
-        .headers()
-        .get(&X_REQUEST_ID)
-        .and_then(|value| value.to_str().ok())
-        .filter(|id| is_safe_id(id))
-        .map_or_else(|| mint_id().to_string(), str::to_owned);
-    let uri = request.uri().clone();
-    request.extensions_mut().insert(RequestId(id.clone()));
-    let mut span = begin_span(&request);
-    if let Some(carried) = span.carried() {
-        request.extensions_mut().insert(carried);
+/// What is within, with its answers finished.
+#[derive(Clone)]
+pub struct Finished<S> {
+    pub within: S,
+    pub meter: Meter,
+}
+
+impl<S> Service<Request> for Finished<S>
+where
+    S: Service<Request, Response: IntoResponse, Error = Infallible, Future: Send + 'static>,
+{
+    type Response = Response;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Response, Infallible>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.within.poll_ready(context)
     }
-    let mut response = match unanswerable(&request) {
-        Some(problem) => problem.into_response(),
-        None => next.run(request).await,
-    };
-    span.set("http.response.status_code", i64::from(response.status().as_u16()));
-    if response.status().is_server_error() {
-        span.fail("the request failed");
+
+    fn call(&mut self, mut request: Request) -> Self::Future {
+        let begun = Begun::on(&mut request);
+        let answer = match unanswerable(&request) {
+            Some(problem) => Err(problem),
+            None => Ok(self.within.call(request)),
+        };
+        let meter = self.meter.clone();
+        Box::pin(async move {
+            let response = match answer {
+                Ok(answer) => answer.await?.into_response(),
+                Err(problem) => problem.into_response(),
+            };
+            Ok(begun.finish(response, &meter))
+        })
     }
-    if let Some(problem) = problem_of(&mut response) {
-        response = write(problem, response, &uri, &id);
-    } else if let Some(NextCursor(cursor)) = response.extensions_mut().remove() {
-        let link = format!("<{}>; rel=\"next\"", next_page(&uri, &cursor));
-        if let Ok(link) = HeaderValue::from_str(&link) {
-            response.headers_mut().insert(header::LINK, link);
+}
+
+/// A request that is being answered.
+struct Begun {
+    timing: Timing,
+    id: String,
+    uri: Uri,
+    span: Span,
+}
+
+impl Begun {
+    /// Gives the request its id and its trace.
+    fn on(request: &mut Request) -> Self {
+        let timing = Timing::start(request);
+        let id = request
+            .headers()
+            .get(&X_REQUEST_ID)
+            .and_then(|value| value.to_str().ok())
+            .filter(|id| is_safe_id(id))
+            .map_or_else(|| mint_id().to_string(), str::to_owned);
+        request.extensions_mut().insert(RequestId(id.clone()));
+        let span = begin_span(request);
+        if let Some(carried) = span.carried() {
+            request.extensions_mut().insert(carried);
         }
+        Self { timing, id, uri: request.uri().clone(), span }
     }
-    if let Ok(id) = HeaderValue::from_str(&id) {
-        response.headers_mut().insert(X_REQUEST_ID.clone(), id);
+
+    fn finish(self, mut response: Response, meter: &Meter) -> Response {
+        let Self { timing, id, uri, mut span } = self;
+        span.set("http.response.status_code", i64::from(response.status().as_u16()));
+        if response.status().is_server_error() {
+            span.fail("the request failed");
+        }
+        if let Some(problem) = problem_of(&mut response) {
+            response = write(problem, response, &uri, &id);
+        } else if let Some(NextCursor(cursor)) = response.extensions_mut().remove() {
+            let link = format!("<{}>; rel=\"next\"", next_page(&uri, &cursor));
+            if let Ok(link) = HeaderValue::from_str(&link) {
+                response.headers_mut().insert(header::LINK, link);
+            }
+        }
+        if let Ok(id) = HeaderValue::from_str(&id) {
+            response.headers_mut().insert(X_REQUEST_ID.clone(), id);
+        }
+        headers::secure(uri.path(), response.headers_mut());
+        timing.end(response.status(), meter);
+        response
     }
-    headers::secure(uri.path(), response.headers_mut());
-    timing.end(response.status(), &meter);
-    response
 }
 
 fn begin_span(request: &Request) -> Span {

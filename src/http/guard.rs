@@ -9,19 +9,23 @@
 //! limits that hold for strangers, and probes do not wait for it.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::extract::{MatchedPath, Request, State};
+use axum::extract::{MatchedPath, Request};
 use axum::http::{HeaderMap, Method, StatusCode, header};
-use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use axum::routing::Route;
+use futures_util::future::BoxFuture;
+use tower::Service;
 use utoipa::openapi::OpenApi;
 
 use super::caller::{Identity, X_GROUP_ID};
 use super::document::KEY_SCHEME;
-use super::limits::{Limiter, Origin, is_always_answered};
+use super::limits::{Limiter, Origin, Place, is_always_answered};
 use super::problem::Problem;
 use crate::access::{Hash, Keys, Role, Secret, check_name, sessions};
 
@@ -218,28 +222,57 @@ impl Rule {
     }
 }
 
+/// A route behind the guard.
+#[derive(Clone)]
+pub struct Guarded {
+    pub route: Route,
+    pub gate: Arc<(Guard, Limiter)>,
+}
+
+impl Service<Request> for Guarded {
+    type Response = Response;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Response, Infallible>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Service::<Request>::poll_ready(&mut self.route, context)
+    }
+
+    fn call(&mut self, mut request: Request) -> Self::Future {
+        // The one that is ready; the next request has another to get ready.
+        let next = self.route.clone();
+        let (gate, mut route) = (self.gate.clone(), std::mem::replace(&mut self.route, next));
+        Box::pin(async move {
+            let place = match admit(&gate, &mut request).await {
+                Ok(place) => place,
+                Err(refusal) => return Ok(refusal),
+            };
+            let response = route.call(request).await;
+            place.iter().for_each(Place::give_back);
+            response
+        })
+    }
+}
+
 /// Lets a request through to its route, within the limits, or refuses it; refusals count against the address they came
 /// from, so that keys are not tried faster than requests are made.
-pub async fn guard(State(gate): State<Arc<(Guard, Limiter)>>, mut request: Request, next: Next) -> Response {
-    let (guard, limiter) = &*gate;
-    let rule = match guard.rule(&request) {
-        Ok(rule) => rule,
-        Err(refusal) => return refusal,
-    };
+async fn admit(gate: &(Guard, Limiter), request: &mut Request) -> Result<Option<Place>, Response> {
+    let (guard, limiter) = gate;
+    let rule = guard.rule(request)?;
     if rule == Rule::Anybody {
-        return limiter.pass(request, next).await;
+        return limiter.take_in_hand(request).await;
     }
-    let (origin, is_probe) = (Origin::of(&request), is_always_answered(&request));
+    let (origin, is_probe) = (Origin::of(request), is_always_answered(request));
     let headers = request.headers();
     let who = match guard.claim(headers) {
         Ok(Claim::Nothing) => Ok(Who::Nobody),
         Ok(Claim::Identity(identity)) => Ok(Who::Known(identity)),
         // Boxed: every request would carry the room for it.
         Ok(Claim::Session(session)) if is_probe => Box::pin(guard.resume_in_time(session, headers)).await,
-        Ok(Claim::Session(session)) => match limiter.place_for_stranger(&origin).await {
-            Ok(_place) => Box::pin(guard.resume(session, headers)).await.map(Who::Known),
-            Err(refusal) => return refusal,
-        },
+        Ok(Claim::Session(session)) => {
+            let _place = Box::pin(limiter.place_for_stranger(&origin)).await?;
+            Box::pin(guard.resume(session, headers)).await.map(Who::Known)
+        }
         Err(problem) => Err(problem),
     };
     match rule.admit(who) {
@@ -247,9 +280,9 @@ pub async fn guard(State(gate): State<Arc<(Guard, Limiter)>>, mut request: Reque
             if let Some(identity) = identity {
                 request.extensions_mut().insert(identity);
             }
-            limiter.pass(request, next).await
+            limiter.take_in_hand(request).await
         }
-        Err(problem) => limiter.refuse_stranger(&origin).unwrap_or_else(|| problem.into_response()),
+        Err(problem) => Err(limiter.refuse_stranger(&origin).unwrap_or_else(|| problem.into_response())),
     }
 }
 

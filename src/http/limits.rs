@@ -16,7 +16,6 @@ use std::time::Duration;
 use axum::body::{Body, HttpBody};
 use axum::extract::{MatchedPath, Request};
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
-use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -115,30 +114,27 @@ impl Origin {
 }
 
 impl Limiter {
-    /// Lets a request through to its route if that is not too much.
-    pub async fn pass(&self, request: Request, next: Next) -> Response {
-        if is_always_answered(&request) {
-            return next.run(request).await;
+    /// Takes a request in hand if that is not too much, with its body read to the end. Its place is to be given back once it
+    /// is answered; one that is always answered has none.
+    pub async fn take_in_hand(&self, request: &mut Request) -> Result<Option<Place>, Response> {
+        if is_always_answered(request) {
+            return Ok(None);
         }
         if let Some(rate) = &self.rate
-            && let Err(wait) = rate.admit(Sender::of(&request), Instant::now())
+            && let Err(wait) = rate.admit(Sender::of(request), Instant::now())
         {
-            return rate.refuse(wait);
+            return Err(rate.refuse(wait));
         }
-        let mut request = match self.with_body(request).await {
-            Ok(request) => request,
-            Err(problem) => return problem.into_response(),
-        };
+        self.read_body(request).await.map_err(IntoResponse::into_response)?;
         let Ok(permit) = self.places.clone().try_acquire_owned() else {
-            let origin = Origin::of(&request);
-            drop(request);
-            return origin.refuse().await;
+            let origin = Origin::of(request);
+            // Whoever waits to be refused keeps nothing here meanwhile.
+            std::mem::take(request);
+            return Err(Box::pin(origin.refuse()).await);
         };
         let place = Place(Arc::new(Mutex::new(Some(permit))));
         request.extensions_mut().insert(place.clone());
-        let response = next.run(request).await;
-        place.give_back();
-        response
+        Ok(Some(place))
     }
 
     /// For a request that is refused anyway: the answer to give instead if its address sends more of them than it may.
@@ -161,16 +157,18 @@ impl Limiter {
         }
     }
 
-    /// The request with its body read to the end.
-    async fn with_body(&self, request: Request) -> Result<Request, Problem> {
+    async fn read_body(&self, request: &mut Request) -> Result<(), Problem> {
         if request.body().is_end_stream() {
-            return Ok(request);
+            return Ok(());
         }
-        let (parts, body) = request.into_parts();
+        let body = std::mem::take(request.body_mut());
         // So long for each part: a large body may come from far away, and the time for a request bounds the whole.
         let body = TimeoutBody::new(self.body_timeout, Limited::new(body, self.body_bytes_max));
         match body.collect().await {
-            Ok(body) => Ok(Request::from_parts(parts, Body::from(body.to_bytes()))),
+            Ok(body) => {
+                *request.body_mut() = Body::from(body.to_bytes());
+                Ok(())
+            }
             Err(error) if error.is::<LengthLimitError>() => {
                 Err(Problem::new(413, "body-too-large", "the body is larger than this server takes"))
             }

@@ -20,10 +20,11 @@ pub mod session;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::{Router, middleware};
+use tower::layer::layer_fn;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::csrf::{CsrfLayer, ProtectionError};
 use tower_http::timeout::TimeoutLayer;
@@ -31,7 +32,8 @@ use utoipa::OpenApi as _;
 use utoipa::openapi::OpenApi;
 use utoipa_swagger_ui::SwaggerUi;
 
-use guard::Guard;
+use finish::Finished;
+use guard::{Guard, Guarded};
 use limits::{Limiter, RateLimit};
 use problem::Problem;
 
@@ -92,16 +94,17 @@ pub fn finish(router: Router, guard: Guard, api: OpenApi, limits: &Limits, metri
         .url("/openapi.json", api)
         .config(utoipa_swagger_ui::Config::default().try_it_out_enabled(true));
     let gate = Arc::new((guard, Limiter::new(limits)));
+    let meter = meter::new(metrics);
     let panicked =
         |_: Box<dyn std::any::Any + Send>| -> Response { Problem::internal("a handler panicked").into_response() };
     router
-        .route_layer(middleware::from_fn_with_state(gate, guard::guard))
+        .route_layer(layer_fn(move |route| Guarded { route, gate: gate.clone() }))
         .merge(dashboard::routes())
         .merge(swagger)
         .fallback(async || Problem::not_found("there is nothing at this path; see /docs"))
         // The outermost first. Given one by one, each would be boxed, and cloned by every one around it for each request.
         .layer((
-            middleware::from_fn_with_state(meter::new(metrics), finish::finish),
+            layer_fn(move |within| Finished { within, meter: meter.clone() }),
             CatchPanicLayer::custom(panicked),
             TimeoutLayer::with_status_code(StatusCode::SERVICE_UNAVAILABLE, limits.request_timeout),
             DefaultBodyLimit::max(limits.body_bytes_max),
