@@ -4,6 +4,8 @@
 //! from claiming the row and reading it back, and promises nothing: what is not passed, or not dealt with in time, is
 //! found in the table once its lease has ended.
 
+use std::any::Any;
+use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -39,8 +41,10 @@ pub struct Parcel {
     pub message_id: Uuid,
     pub routing_key: String,
     pub correlation_id: String,
-    pub headers: String,
+    pub headers: Cow<'static, str>,
     pub body: Bytes,
+    /// What the writer knows the body to say. Only the two sides know what that is; a database only carries it.
+    pub written: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 /// Where a parcel is written down.

@@ -87,7 +87,7 @@ pub async fn reserve_many(
         reservations.sort_unstable_by(|a, b| (&a.group_id, a.order_id).cmp(&(&b.group_id, b.order_id)));
         store::hold(tx, &shelf.into_taken(), &reservations, now).await?;
     }
-    outbox::append_events(tx, &events).await?;
+    outbox::append_events(tx, events).await?;
     tx.after_commit(move || told.tell());
     Ok(())
 }
@@ -311,7 +311,7 @@ pub async fn adjust(
     store::adjust(tx, &adjustment, now).await?;
     let posted = StockAdjusted { sku: sku.clone(), delta, reason: reason.to_owned(), on_hand };
     let event = Event::new(ADJUSTED, adjustment.id.to_string(), origin, now, &posted);
-    outbox::append_events(tx, &[event]).await?;
+    outbox::append_events(tx, vec![event]).await?;
     (row.on_hand, row.updated_at) = (on_hand, now);
     Ok(row)
 }

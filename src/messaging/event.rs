@@ -5,6 +5,7 @@
 //! reason code its dead letter will show. Nothing is guessed: a message without an id is refused, not given one.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -19,6 +20,9 @@ use crate::trace::Traceparent;
 const DEPTH_MAX: usize = 64;
 /// Ids and names in an envelope; columns and logs must stay readable.
 const TEXT_CHARS_MAX: usize = 128;
+
+/// Room for what is around a payload, as large as ids and names mostly make it.
+const ENVELOPE_BYTES: usize = 512;
 
 /// The reason code of an event that comes when the inbox may have forgotten it.
 pub const TOO_OLD: &str = "too-old";
@@ -91,8 +95,15 @@ impl Event {
         routing_key(&self.aggregate_type, &self.event_type)
     }
 
+    fn is_routed_by(&self, key: &str) -> bool {
+        let rest = key.strip_prefix(&*self.aggregate_type).and_then(|rest| rest.strip_prefix('.'));
+        rest == Some(&*self.event_type)
+    }
+
     pub fn to_body(&self) -> Vec<u8> {
-        serde_json::to_vec(self).expect("an envelope is plain data with string keys")
+        let mut body = Vec::with_capacity(ENVELOPE_BYTES + self.payload.get().len());
+        serde_json::to_writer(&mut body, self).expect("an envelope is plain data with string keys");
+        body
     }
 
     /// The origin of an event that this one causes.
@@ -125,11 +136,22 @@ pub fn hash_of(body: &[u8]) -> BodyHash {
 /// An event that passed the gate, with its payload decoded to what its consumer works on.
 #[derive(Debug)]
 pub struct Message<F> {
-    pub event: Event,
-    pub key: String,
+    pub event: Arc<Event>,
+    /// Its routing key, as its consumer spells it.
+    pub key: &'static str,
     pub fact: F,
     pub body: Bytes,
     pub body_hash: BodyHash,
+}
+
+impl<F> Message<F> {
+    /// Has it belong to that trace from now on.
+    pub fn trace(&mut self, traceparent: Option<Traceparent>) {
+        // Other consumers may hold the same event, and do not follow.
+        if self.event.traceparent != traceparent {
+            Arc::make_mut(&mut self.event).traceparent = traceparent;
+        }
+    }
 }
 
 /// Why a message cannot be read. The code is stable and shown to people; the error says it in words.
@@ -155,37 +177,52 @@ pub struct Label<'a> {
 
 /// Reads the envelope: everything but the payload, which only its consumer can decode.
 pub fn read_envelope(body: &[u8], label: Label<'_>, bytes_max: usize) -> Result<Event, Unreadable> {
-    if body.len() > bytes_max {
-        return Err(Unreadable::new("too-large", format!("{} bytes; the limit is {bytes_max}", body.len())));
-    }
+    check_size(body, bytes_max)?;
     let text = std::str::from_utf8(body)
         .map_err(|error| Unreadable::new("not-utf8", format!("not UTF-8 at byte {}", error.valid_up_to())))?;
-    if nests_deeper_than(body, DEPTH_MAX) {
-        return Err(Unreadable::new("too-deep", format!("nested deeper than {DEPTH_MAX}")));
-    }
+    check_depth(body)?;
     let event: Event = serde_json::from_str(text).map_err(|error| unreadable_envelope(text, &error))?;
     check_text(&event)?;
     check_label(&event, label)?;
     Ok(event)
 }
 
-/// The whole gate, for a consumer that knows `keys` and decodes payloads with `decode`.
-pub fn read<F>(
+/// Of an event that this process wrote: what [`read_envelope`] would say of its bytes, without reading them.
+pub fn check_envelope(event: &Event, body: &[u8], bytes_max: usize) -> Result<(), Unreadable> {
+    check_size(body, bytes_max)?;
+    check_depth(body)?;
+    check_text(event)
+}
+
+/// Takes an event whose envelope is read on to a consumer that knows `keys` and decodes payloads with `decode`.
+pub fn open<F>(
+    event: Arc<Event>,
     body: Bytes,
-    label: Label<'_>,
-    bytes_max: usize,
-    keys: &[&str],
+    keys: &[&'static str],
     decode: impl Fn(&str, &RawValue) -> Result<F, serde_json::Error>,
 ) -> Result<Message<F>, Unreadable> {
-    let event = read_envelope(&body, label, bytes_max)?;
-    let key = event.routing_key();
-    if !keys.contains(&key.as_str()) {
-        return Err(Unreadable::new("unknown-type", format!("{key} is none of {}", keys.join(", "))));
-    }
-    let fact = decode(&key, &event.payload)
-        .map_err(|error| Unreadable::new("schema", format!("payload of {key}: {error}")))?;
+    let Some(key) = keys.iter().copied().find(|key| event.is_routed_by(key)) else {
+        let error = format!("{} is none of {}", event.routing_key(), keys.join(", "));
+        return Err(Unreadable::new("unknown-type", error));
+    };
+    let fact =
+        decode(key, &event.payload).map_err(|error| Unreadable::new("schema", format!("payload of {key}: {error}")))?;
     let body_hash = hash_of(&body);
     Ok(Message { event, key, fact, body, body_hash })
+}
+
+fn check_size(body: &[u8], bytes_max: usize) -> Result<(), Unreadable> {
+    if body.len() > bytes_max {
+        return Err(Unreadable::new("too-large", format!("{} bytes; the limit is {bytes_max}", body.len())));
+    }
+    Ok(())
+}
+
+fn check_depth(body: &[u8]) -> Result<(), Unreadable> {
+    if nests_deeper_than(body, DEPTH_MAX) {
+        return Err(Unreadable::new("too-deep", format!("nested deeper than {DEPTH_MAX}")));
+    }
+    Ok(())
 }
 
 /// Tells apart what is no JSON, what has no usable id, and what is JSON of another shape.
@@ -300,7 +337,10 @@ mod tests {
 
     fn code_labelled(body: &[u8], label: Label<'_>) -> &'static str {
         let decode = |_: &str, payload: &RawValue| serde_json::from_str::<serde_json::Value>(payload.get());
-        match read(Bytes::copy_from_slice(body), label, LIMIT, &["order.placed"], decode) {
+        let body = Bytes::copy_from_slice(body);
+        let read =
+            read_envelope(&body, label, LIMIT).and_then(|event| open(event.into(), body, &["order.placed"], decode));
+        match read {
             Ok(_) => "ok",
             Err(unreadable) => unreadable.code,
         }
@@ -319,6 +359,7 @@ mod tests {
         assert_eq!(read.event_id, event.event_id);
         assert_eq!(read.routing_key(), "order.placed");
         assert_eq!(read.payload.get(), r#"{"n":1}"#);
+        assert_eq!(read.to_body(), event.to_body());
     }
 
     #[test]
@@ -336,6 +377,24 @@ mod tests {
         assert_eq!(code(&changed(|v| v["event_type"] = "vanished".into())), "unknown-type");
         assert_eq!(code(&changed(|v| v["group_id"] = "a\u{0}b".into())), "schema");
         assert_eq!(code(&changed(|v| v["correlation_id"] = "".into())), "schema");
+    }
+
+    #[test]
+    fn what_this_process_wrote_is_refused_for_what_its_bytes_would_be() {
+        let checked = |event: &Event, bytes_max| {
+            let body = event.to_body();
+            let read = read_envelope(&body, Label::default(), bytes_max).map(drop);
+            assert_eq!(check_envelope(event, &body, bytes_max), read);
+            read.map_err(|unreadable| unreadable.code)
+        };
+        let nested = format!("{}{}", "[".repeat(DEPTH_MAX), "]".repeat(DEPTH_MAX));
+        assert_eq!(checked(&sample(), LIMIT), Ok(()));
+        assert_eq!(checked(&sample(), 10), Err("too-large"));
+        assert_eq!(
+            checked(&Event { payload: RawValue::from_string(nested).unwrap(), ..sample() }, LIMIT),
+            Err("too-deep")
+        );
+        assert_eq!(checked(&Event { aggregate_id: "a\nb".into(), ..sample() }, LIMIT), Err("schema"));
     }
 
     #[test]

@@ -32,7 +32,7 @@ const RERUNS_MAX: u32 = 10;
 /// What somebody came for, and where the answer goes.
 enum Waiting {
     ToPlace {
-        submission: Submission,
+        submission: Box<Submission>,
         /// For the first attempt; another would need another number.
         draft: Option<Box<Draft>>,
         answer: oneshot::Sender<Result<Placed, OrderError>>,
@@ -61,7 +61,7 @@ impl Desk {
     }
 
     /// Places an order; returns once it is committed.
-    pub async fn place(&self, submission: Submission) -> Result<Placed, OrderError> {
+    pub async fn place(&self, submission: Box<Submission>) -> Result<Placed, OrderError> {
         let (answer, answered) = oneshot::channel();
         let draft = Some(Box::new(submission.draft(&self.numbers, self.db.clock().now())));
         self.counter.send(Waiting::ToPlace { submission, draft, answer }).await.map_err(|_| OrderError::Draining)?;
@@ -172,7 +172,7 @@ impl Clerk {
                 Waiting::ToPlace { submission, draft, .. } => {
                     let first = draft.take().map(|draft| *draft);
                     let draft = first.unwrap_or_else(|| submission.draft(&self.numbers, tx.now()));
-                    submitted.push((&*submission, draft));
+                    submitted.push((&**submission, draft));
                 }
                 Waiting::ToStep { request, .. } => requests.push(&*request),
             }

@@ -1,5 +1,7 @@
 //! The facts of orders, and the words (SKU, quantity, money) that they share with those who listen.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -52,10 +54,10 @@ pub struct Item {
     pub unit_price_minor: Price,
 }
 
-/// The name of a thing on a shelf.
+/// The name of a thing on a shelf. Shared, for it goes from the request into order, event, demand and reservation.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String")]
-pub struct Sku(String);
+pub struct Sku(Arc<str>);
 
 impl Sku {
     pub fn as_str(&self) -> &str {
@@ -68,7 +70,7 @@ impl TryFrom<String> for Sku {
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
         if is_plain_text(&text, SKU_CHARS_MAX) && text.trim() == text {
-            Ok(Self(text))
+            Ok(Self(text.into()))
         } else {
             Err(format!("a SKU has 1 to {SKU_CHARS_MAX} characters, no control characters and no space at its ends"))
         }

@@ -55,7 +55,7 @@ impl Submission {
     /// Made before the transaction begins: others wait for the database meanwhile.
     pub fn draft(&self, numbers: &Numbers, now: Timestamp) -> Draft {
         let order = Order::place(&self.request, &self.placing, numbers.mint(), now);
-        let told = outbox::Entry::from(&placed_event(&order, self.placing.traceparent));
+        let told = outbox::Entry::from(placed_event(&order, self.placing.traceparent));
         Draft { order, told }
     }
 }
@@ -272,7 +272,7 @@ pub async fn step_many(tx: &mut Tx, requests: &[&StepRequest]) -> sqlx::Result<V
         let taken: Vec<Taken<'_>> = taken.into_values().collect();
         store::insert_step_keys(tx, &first_uses, now).await?;
         store::take_many(tx, &taken, now).await?;
-        outbox::append_events(tx, &events).await?;
+        outbox::append_events(tx, events).await?;
         tx.ring_on_commit(BELL);
         tx.after_commit(move || told.tell());
     }
@@ -290,7 +290,7 @@ pub async fn expire_many(tx: &mut Tx, limit: i64) -> sqlx::Result<usize> {
             events.push(step_event(standing, &Step::Expire, None, now));
             told.add(standing, Status::Expired, &events);
         }
-        outbox::append_events(tx, &events).await?;
+        outbox::append_events(tx, events).await?;
         tx.ring_on_commit(BELL);
         tx.after_commit(move || told.tell());
     }

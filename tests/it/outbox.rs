@@ -17,7 +17,7 @@ async fn an_event_exists_only_if_its_transaction_commits(db: TestDb) {
     let (kept, dropped) = (told("note"), told("note"));
     rig.tell(std::slice::from_ref(&kept)).await;
     let mut tx = rig.db.begin().await.unwrap();
-    outbox::append_events(&mut tx, std::slice::from_ref(&dropped)).await.unwrap();
+    outbox::append_events(&mut tx, vec![dropped.clone()]).await.unwrap();
     drop(tx);
     rig.settle().await;
     assert_eq!((rig.effects(&kept).await, rig.effects(&dropped).await), (1, 0));
@@ -34,7 +34,7 @@ async fn a_row_committed_late_is_not_skipped(db: TestDb) {
     if rig.is_postgres() {
         // The older one is written first and committed only after the newer one has long gone out.
         let mut slow = rig.db.begin().await.unwrap();
-        outbox::append_events(&mut slow, std::slice::from_ref(&older)).await.unwrap();
+        outbox::append_events(&mut slow, vec![older.clone()]).await.unwrap();
         rig.tell(std::slice::from_ref(&newer)).await;
         rig.settle().await;
         assert_eq!((rig.effects(&older).await, rig.effects(&newer).await), (0, 1));
@@ -63,7 +63,7 @@ async fn an_event_goes_into_its_queues_with_the_commit_that_writes_it(db: TestDb
     let (told, undone) = (told("note"), told("note"));
     rig.tell(std::slice::from_ref(&told)).await;
     let mut tx = rig.db.begin().await.unwrap();
-    outbox::append_events(&mut tx, std::slice::from_ref(&undone)).await.unwrap();
+    outbox::append_events(&mut tx, vec![undone.clone()]).await.unwrap();
     drop(tx);
     let row = find(&rig, told.event_id).await.unwrap();
     assert_eq!((row.status.as_str(), row.published_at.is_some()), ("published", true));

@@ -467,7 +467,7 @@ async fn of_a_pass_only_what_no_queue_took_is_refused(db: TestDb) {
         (0..32).map(|_| Entry { id: mint_id(), target: rig.queue.clone(), ..Entry::from(&told("note")) }).collect();
     let mut tx = rig.db.begin().await.unwrap();
     for (event, entry) in lost.iter().zip(&taken) {
-        outbox::append_events(&mut tx, std::slice::from_ref(event)).await.unwrap();
+        outbox::append_events(&mut tx, vec![event.clone()]).await.unwrap();
         outbox::append_many(&mut tx, std::slice::from_ref(entry)).await.unwrap();
     }
     tx.commit().await.unwrap();

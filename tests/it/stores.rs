@@ -252,7 +252,7 @@ async fn an_order_number_that_is_taken_is_minted_again(db: TestDb) {
         lifecycle.spawn(Stage::Work, "desk", |stop| clerk.run(stop));
         let request = Request::try_new("alice".into(), "USD".into(), vec![item("A", 1, 0)], 9).unwrap();
         let submission = Submission { placing: placing("g"), request, key: None };
-        let Placed::New(order) = desk.place(submission).await.unwrap() else { panic!("a new order") };
+        let Placed::New(order) = desk.place(Box::new(submission)).await.unwrap() else { panic!("a new order") };
         numbers.push(order.number);
     }
     assert_eq!(numbers[0], "ORD-0000000Z");
@@ -658,9 +658,9 @@ async fn rows_of_one_batch_keep_what_each_has_alone(db: TestDb) {
     for (row, entry) in claimed.iter().zip(&entries) {
         assert_eq!((row.id, row.event_id, row.kind.as_str()), (entry.id, entry.event_id, entry.kind.as_str()));
         assert_eq!((&row.group_id, &row.subsidiary_id), (&entry.group_id, &entry.subsidiary_id));
-        assert_eq!((&row.aggregate_type, &row.event_type), (&entry.aggregate_type, &entry.event_type));
+        assert_eq!((&*row.aggregate_type, &*row.event_type), (&*entry.aggregate_type, &*entry.event_type));
         assert_eq!((&row.aggregate_id, &row.correlation_id), (&entry.aggregate_id, &entry.correlation_id));
-        assert_eq!((&row.headers, &row.target, &row.body), (&entry.headers, &entry.target, &entry.body));
+        assert_eq!((&*row.headers, &row.target, &row.body), (&*entry.headers, &entry.target, &entry.body));
         assert_eq!(row.traceparent, entry.traceparent.map(|trace| trace.to_string()));
     }
     let caused = "SELECT count(*) FROM messaging_outbox WHERE causation_id IS NOT NULL";
@@ -917,7 +917,7 @@ async fn the_database_knows_every_state_there_is(db: TestDb) {
     let rig = Rig::new(&db).await;
     let mut tx = rig.db.begin().await.unwrap();
     let event = told("note");
-    outbox::append_events(&mut tx, std::slice::from_ref(&event)).await.unwrap();
+    outbox::append_events(&mut tx, vec![event.clone()]).await.unwrap();
     let arrival = Arrival { event: &event, key: KEY, body_hash: &hash_of(&event.to_body()) };
     inbox::insert_all(&mut tx, "probe", &[arrival], NOW, NOW).await.unwrap();
     orders::insert_many(&mut tx, &[order("g", "alice", 1, &[("A", 1, 1)])]).await.unwrap();

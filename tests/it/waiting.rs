@@ -58,7 +58,7 @@ impl Reaction for Saga {
         self.inner.batches.lock().unwrap().push(batch.len());
         let mut outcomes = Vec::new();
         for message in batch {
-            let step = match message.key.as_str() {
+            let step = match message.key {
                 BEGAN => 1,
                 WENT => 2,
                 _ => 3,

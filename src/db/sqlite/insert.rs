@@ -1,5 +1,10 @@
 //! Inserting many rows: several to a statement, because opening a table's and its indexes' cursors costs about as much as
 //! inserting a row does.
+//!
+//! A row that cannot be inserted rolls the whole transaction back (`OR ROLLBACK`). It would be given up anyway, and otherwise
+//! SQLite keeps a copy of every page that a statement is about to change, to undo that statement alone.
+//!
+//! Ids are given as their bytes (`id.as_bytes()`): of a `Uuid` rusqlite makes a copy on the heap.
 
 use rusqlite::{CachedStatement, ToSql};
 
@@ -41,20 +46,20 @@ values! {
 }
 
 impl SqliteConnection {
-    /// Inserts rows: `insert` says what into, `after` what else.
+    /// Inserts rows: `into` says where, with the names of the columns, `after` what else.
     pub fn insert_each<V: Values>(
         &mut self,
-        insert: &str,
+        into: &str,
         rows: impl IntoIterator<Item = V>,
         after: &str,
     ) -> sqlx::Result<()> {
-        self.insert_many(insert, rows, after, |_| Ok(()))
+        self.insert_many(into, rows, after, |_| Ok(()))
     }
 
     /// As [`Self::insert_each`], for an insert that returns rows: all of them.
     pub fn insert_returning<V: Values, O>(
         &mut self,
-        insert: &str,
+        into: &str,
         rows: impl IntoIterator<Item = V>,
         after: &str,
     ) -> sqlx::Result<Vec<O>>
@@ -62,7 +67,7 @@ impl SqliteConnection {
         O: for<'r> TryFrom<&'r rusqlite::Row<'r>, Error = rusqlite::Error>,
     {
         let mut returned = Vec::new();
-        self.insert_many(insert, rows, after, |row| {
+        self.insert_many(into, rows, after, |row| {
             returned.push(O::try_from(row)?);
             Ok(())
         })?;
@@ -71,7 +76,7 @@ impl SqliteConnection {
 
     fn insert_many<V: Values>(
         &mut self,
-        insert: &str,
+        into: &str,
         rows: impl IntoIterator<Item = V>,
         after: &str,
         mut read: impl FnMut(&rusqlite::Row<'_>) -> rusqlite::Result<()>,
@@ -85,7 +90,7 @@ impl SqliteConnection {
             if whole.is_empty() {
                 continue;
             }
-            let mut statement = connection.prepare_cached(&sql(insert, V::WIDTH, height, after)).map_err(to_sqlx)?;
+            let mut statement = connection.prepare_cached(&sql(into, V::WIDTH, height, after)).map_err(to_sqlx)?;
             for chunk in whole.chunks(height) {
                 for (index, row) in chunk.iter().enumerate() {
                     row.bind(&mut statement, 1 + index * V::WIDTH).map_err(to_sqlx)?;
@@ -100,7 +105,7 @@ impl SqliteConnection {
     }
 }
 
-fn sql(insert: &str, width: usize, height: usize, after: &str) -> String {
-    let row = format!("({})", vec!["?"; width].join(", "));
-    format!("{insert} VALUES {} {after}", vec![row.as_str(); height].join(", "))
+fn sql(into: &str, width: usize, height: usize, after: &str) -> String {
+    let row = format!("({})", vec!["?"; width].join(","));
+    format!("INSERT OR ROLLBACK INTO {into} VALUES {} {after}", vec![row.as_str(); height].join(","))
 }

@@ -397,12 +397,12 @@ mod tests {
         for count in [0, 1, 15, 16, 17, 50] {
             let rows = (1..=count).map(|id| (id, format!("row {id}")));
             let inserted: Vec<(i64, String)> =
-                tx.insert_returning("INSERT INTO rows (id, name)", rows, "RETURNING id, name").unwrap();
+                tx.insert_returning("rows (id, name)", rows, "RETURNING id, name").unwrap();
             assert_eq!(inserted, (1..=count).map(|id| (id, format!("row {id}"))).collect::<Vec<_>>());
             query("DELETE FROM rows WHERE id % 20 > 0").execute(&mut tx).await.unwrap();
             let kept: Vec<(i64,)> = tx
                 .insert_returning(
-                    "INSERT INTO rows (id, name)",
+                    "rows (id, name)",
                     (1..=count).map(|id| (id, "new")),
                     "ON CONFLICT DO NOTHING RETURNING id",
                 )

@@ -13,7 +13,7 @@ pub async fn select_for_survey(
 ) -> sqlx::Result<(Vec<(String, Uuid)>, Vec<StockColumns>)> {
     let reserved = c.fetch_each(
         "SELECT group_id, order_id FROM inventory_reservations WHERE group_id = ?1 AND order_id = ?2",
-        orders.iter().copied(),
+        orders.iter().map(|(group_id, order_id)| (group_id, order_id.as_bytes())),
     )?;
     Ok((reserved, select_stock_locked(c, keys).await?))
 }
@@ -37,16 +37,18 @@ pub async fn hold(
         taken.iter().map(|((group_id, sku), quantity)| (group_id, sku.as_str(), quantity, now)),
     )?;
     c.insert_each(
-        "INSERT INTO inventory_reservations
-             (group_id, id, number, order_id, state, cause_event_id, created_at, updated_at)",
-        reservations.iter().map(|r| (&r.group_id, r.id, &r.number, r.order_id, "held", r.cause_event_id, now, now)),
+        "inventory_reservations (group_id, id, number, order_id, state, cause_event_id, created_at, updated_at)",
+        reservations.iter().map(|r| {
+            let [id, order_id, cause_event_id] = [&r.id, &r.order_id, &r.cause_event_id].map(Uuid::as_bytes);
+            (&r.group_id, id, &r.number, order_id, "held", cause_event_id, now, now)
+        }),
         "",
     )?;
     c.insert_each(
-        "INSERT INTO inventory_reservation_lines (group_id, reservation_id, sku, quantity)",
-        reservations
-            .iter()
-            .flat_map(|r| r.lines.iter().map(move |(sku, quantity)| (&r.group_id, r.id, sku.as_str(), quantity))),
+        "inventory_reservation_lines (group_id, reservation_id, sku, quantity)",
+        reservations.iter().flat_map(|r| {
+            r.lines.iter().map(move |(sku, quantity)| (&r.group_id, r.id.as_bytes(), sku.as_str(), quantity))
+        }),
         "",
     )
 }

@@ -12,8 +12,8 @@ pub async fn note_and_lock(
     now: Timestamp,
 ) -> sqlx::Result<()> {
     c.insert_each(
-        "INSERT INTO ledger_orders (group_id, order_id, placed_at)",
-        orders.iter().map(|(group_id, order_id, placed)| (group_id, order_id, placed.then_some(now))),
+        "ledger_orders (group_id, order_id, placed_at)",
+        orders.iter().map(|(group_id, order_id, placed)| (group_id, order_id.as_bytes(), placed.then_some(now))),
         "ON CONFLICT (group_id, order_id)
              DO UPDATE SET placed_at = COALESCE(ledger_orders.placed_at, excluded.placed_at)",
     )

@@ -93,8 +93,11 @@ impl<R: Reaction> Consumer<R> {
     /// Decides and commits everything about what is in hand.
     pub(super) async fn work_off(&self, hand: &mut Hand<R::Fact>) -> sqlx::Result<()> {
         self.join_processed(hand).await?;
-        // Rows are written in the order of their keys, so that two instances cannot deadlock.
-        hand.together.sort_by_key(|item| item.message.event.event_id);
+        // Rows are written in the order of their keys, so that two instances cannot deadlock. Mostly they came in it, and a
+        // sort would make room for half of them before it sees that.
+        if !hand.together.is_sorted_by_key(|item| item.message.event.event_id) {
+            hand.together.sort_by_key(|item| item.message.event.event_id);
+        }
         self.run_halving(&hand.together, Waking::Now, &mut hand.settled).await?;
         for item in &hand.alone {
             self.run_alone(item, &mut hand.settled).await?;

@@ -61,17 +61,26 @@ impl<F> Hand<F> {
 
 /// Reads a delivery through the whole gate, as the consumer and the dead-letter office both do.
 pub fn read_delivery<R: Reaction>(delivery: &Delivery, bytes_max: usize) -> Result<Message<R::Fact>, Unreadable> {
-    let label = Label { message_id: delivery.message_id.as_deref(), header_event_id: delivery.header("x-event-id") };
-    let mut message = event::read(delivery.body.clone(), label, bytes_max, R::KEYS, R::decode)?;
-    message.event.traceparent = delivery.header(outbox::TRACEPARENT).and_then(Traceparent::parse);
-    Ok(message)
+    let event = match &delivery.written {
+        Some(event) => {
+            event::check_envelope(event, &delivery.body, bytes_max)?;
+            event.clone()
+        }
+        None => {
+            let (message_id, header_event_id) = (delivery.message_id.as_deref(), delivery.header("x-event-id"));
+            let mut event = event::read_envelope(&delivery.body, Label { message_id, header_event_id }, bytes_max)?;
+            event.traceparent = delivery.header(outbox::TRACEPARENT).and_then(Traceparent::parse);
+            event.into()
+        }
+    };
+    event::open(event, delivery.body.clone(), R::KEYS, R::decode)
 }
 
 impl<R: Reaction> Consumer<R> {
     /// Takes deliveries through the gate; what does not pass is to be rejected.
     pub(super) fn read(&self, deliveries: Vec<Delivery>, taken_at: Timestamp) -> Hand<R::Fact> {
         let mut settled = Vec::with_capacity(deliveries.len());
-        let (mut together, mut alone) = (Vec::new(), Vec::new());
+        let (mut together, mut alone) = (Vec::with_capacity(deliveries.len()), Vec::new());
         for delivery in deliveries {
             match read_delivery::<R>(&delivery, self.kernel.tuning.event_bytes_max) {
                 Err(unreadable) => {
@@ -90,7 +99,7 @@ impl<R: Reaction> Consumer<R> {
                 }
                 Ok(mut message) => {
                     let span = begin_span::<R>(&message, &self.queue, self.kernel.transport.name());
-                    message.event.traceparent = span.carried();
+                    message.trace(span.carried());
                     let attempts = delivery.headers.get(outbox::X_ATTEMPTS).and_then(serde_json::Value::as_i64);
                     let item = Item {
                         tag: delivery.tag,
@@ -149,7 +158,7 @@ pub(in crate::messaging) fn begin_span<R: Reaction>(
             KeyValue::new("messaging.consumer.group.name", R::NAME),
             KeyValue::new("messaging.message.id", message.event.event_id.to_string()),
             KeyValue::new("messaging.message.conversation_id", message.event.correlation_id.clone()),
-            KeyValue::new("messaging.rabbitmq.destination.routing_key", message.key.clone()),
+            KeyValue::new("messaging.rabbitmq.destination.routing_key", message.key),
         ];
         (format!("process {} {}", R::NAME, message.key).into(), attributes)
     })

@@ -70,16 +70,13 @@ impl<R: Reaction> Consumer<R> {
     pub(super) async fn plan(&self, tx: &mut Tx, items: &[Item<R::Fact>], meeting: Meeting) -> sqlx::Result<Plan> {
         let now = tx.now();
         let mut plan = Plan::default();
-        let mut firsts: HashMap<Uuid, usize> = HashMap::with_capacity(items.len());
-        let mut arrivals = Vec::with_capacity(items.len());
+        let mut arrivals: Vec<(usize, Arrival<'_>)> = Vec::with_capacity(items.len());
         for (index, item) in items.iter().enumerate() {
-            match firsts.get(&item.message.event.event_id) {
-                None => {
-                    firsts.insert(item.message.event.event_id, index);
-                    arrivals.push((index, Arrival::from(&item.message)));
-                }
+            // They are in the order of their ids, so that copies of one event stand together.
+            match arrivals.last().filter(|(_, first)| first.event.event_id == item.message.event.event_id) {
+                None => arrivals.push((index, Arrival::from(&item.message))),
                 // A second copy within the batch goes by the first one's body, as if it had come later.
-                Some(&first) if items[first].message.body_hash != item.message.body_hash => plan.quarantine(item),
+                Some((_, first)) if *first.body_hash != item.message.body_hash => plan.quarantine(item),
                 Some(_) => plan.repeats.push(index),
             }
         }

@@ -4,6 +4,7 @@
 //! other is told so; no letter is sent twice.
 
 use bytes::Bytes;
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
@@ -93,7 +94,7 @@ fn entry(letter: &Letter, event: Option<&Event>) -> Entry {
         kind: Kind::Redrive,
         body: letter.body.clone().into(),
         traceparent: headers.get(outbox::TRACEPARENT).and_then(Value::as_str).and_then(Traceparent::parse),
-        headers: Value::Object(headers).to_string(),
+        headers: Value::Object(headers).to_string().into(),
         target: row.queue.clone(),
         ..match event {
             Some(event) => Entry::from(event),
@@ -112,11 +113,12 @@ fn unreadable_entry(id: Uuid, row: &LetterRow) -> Entry {
         kind: Kind::Redrive,
         group_id: String::new(),
         subsidiary_id: None,
-        aggregate_type: aggregate_type.to_owned(),
+        aggregate_type: aggregate_type.to_owned().into(),
         aggregate_id: row.id.to_string(),
-        event_type: event_type.to_owned(),
+        event_type: event_type.to_owned().into(),
         body: Bytes::new(),
-        headers: String::new(),
+        written: None,
+        headers: Cow::Borrowed(""),
         delay: Duration::ZERO,
         correlation_id: row.correlation_id.clone().unwrap_or_default(),
         causation_id: None,

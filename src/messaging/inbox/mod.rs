@@ -147,7 +147,7 @@ pub struct Arrival<'a> {
 
 impl<'a, F> From<&'a Message<F>> for Arrival<'a> {
     fn from(message: &'a Message<F>) -> Self {
-        Self { event: &message.event, key: &message.key, body_hash: &message.body_hash }
+        Self { event: &message.event, key: message.key, body_hash: &message.body_hash }
     }
 }
 

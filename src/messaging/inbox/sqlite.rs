@@ -35,8 +35,7 @@ pub async fn insert_all(
     c.insert_each(INSERT, rows(consumer, arrivals, taken_at, now), "")
 }
 
-const INSERT: &str =
-    "INSERT INTO messaging_inbox (consumer, event_id, state, attempts, started_at, finished_at, event_type,
+const INSERT: &str = "messaging_inbox (consumer, event_id, state, attempts, started_at, finished_at, event_type,
          aggregate_id, correlation_id, group_id, body_hash)";
 
 fn rows<'a>(
@@ -47,7 +46,7 @@ fn rows<'a>(
 ) -> impl Iterator<Item = impl Values + 'a> {
     arrivals.iter().map(move |Arrival { event, key, body_hash, .. }| {
         let ids = (&event.aggregate_id, &event.correlation_id, &event.group_id);
-        (consumer, event.event_id, "processed", 1, taken_at, now, *key, ids.0, ids.1, ids.2, *body_hash)
+        (consumer, event.event_id.as_bytes(), "processed", 1, taken_at, now, *key, ids.0, ids.1, ids.2, *body_hash)
     })
 }
 

@@ -7,8 +7,10 @@
 mod pg;
 mod sqlite;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -61,12 +63,14 @@ pub struct Entry {
     pub kind: Kind,
     pub group_id: String,
     pub subsidiary_id: Option<String>,
-    pub aggregate_type: String,
+    pub aggregate_type: Cow<'static, str>,
     pub aggregate_id: String,
-    pub event_type: String,
+    pub event_type: Cow<'static, str>,
     pub body: Bytes,
+    /// What `body` says, where it is known: for consumers of this process, who then need not read it.
+    pub written: Option<Arc<Event>>,
     /// Headers beside those every message has, as a JSON object.
-    pub headers: String,
+    pub headers: Cow<'static, str>,
     pub delay: Duration,
     pub correlation_id: String,
     pub causation_id: Option<Uuid>,
@@ -83,10 +87,11 @@ impl From<&Event> for Entry {
             kind: Kind::Event,
             group_id: event.group_id.clone(),
             subsidiary_id: event.subsidiary_id.clone(),
-            aggregate_type: event.aggregate_type.clone().into_owned(),
+            aggregate_type: event.aggregate_type.clone(),
             aggregate_id: event.aggregate_id.clone(),
-            event_type: event.event_type.clone().into_owned(),
+            event_type: event.event_type.clone(),
             body: event.to_body().into(),
+            written: None,
             headers: headers_of(event.traceparent, None),
             delay: Duration::ZERO,
             correlation_id: event.correlation_id.clone(),
@@ -94,6 +99,13 @@ impl From<&Event> for Entry {
             traceparent: event.traceparent,
             target: String::new(),
         }
+    }
+}
+
+impl From<Event> for Entry {
+    fn from(event: Event) -> Self {
+        let event = Arc::new(event);
+        Self { written: Some(event.clone()), ..Self::from(&*event) }
     }
 }
 
@@ -126,10 +138,11 @@ impl Entry {
             kind: if attempts.is_some() { Kind::Retry } else { Kind::Replay },
             group_id,
             subsidiary_id,
-            aggregate_type,
+            aggregate_type: aggregate_type.into(),
             aggregate_id,
-            event_type,
+            event_type: event_type.into(),
             body: body.into(),
+            written: None,
             headers: headers_of(None, attempts),
             delay: Duration::ZERO,
             correlation_id,
@@ -147,12 +160,12 @@ impl Entry {
             kind: self.kind.as_str().to_owned(),
             group_id: self.group_id.clone(),
             subsidiary_id: self.subsidiary_id.clone(),
-            aggregate_type: self.aggregate_type.clone(),
+            aggregate_type: self.aggregate_type.clone().into_owned(),
             aggregate_id: self.aggregate_id.clone(),
-            event_type: self.event_type.clone(),
+            event_type: self.event_type.clone().into_owned(),
             correlation_id: self.correlation_id.clone(),
             traceparent: self.traceparent.map(|trace| trace.to_string()),
-            headers: self.headers.clone(),
+            headers: self.headers.clone().into_owned(),
             body: self.body.clone(),
             target: self.target.clone(),
             attempts: 0,
@@ -162,20 +175,20 @@ impl Entry {
 }
 
 /// Headers as a JSON object; what is in them needs no escaping.
-fn headers_of(traceparent: Option<Traceparent>, attempts: Option<i32>) -> String {
+fn headers_of(traceparent: Option<Traceparent>, attempts: Option<i32>) -> Cow<'static, str> {
     match (traceparent, attempts) {
-        (None, None) => "{}".to_owned(),
-        (Some(traceparent), None) => format!(r#"{{"{TRACEPARENT}":"{traceparent}"}}"#),
-        (None, Some(attempts)) => format!(r#"{{"{X_ATTEMPTS}":{attempts}}}"#),
+        (None, None) => "{}".into(),
+        (Some(traceparent), None) => format!(r#"{{"{TRACEPARENT}":"{traceparent}"}}"#).into(),
+        (None, Some(attempts)) => format!(r#"{{"{X_ATTEMPTS}":{attempts}}}"#).into(),
         (Some(traceparent), Some(attempts)) => {
-            format!(r#"{{"{TRACEPARENT}":"{traceparent}","{X_ATTEMPTS}":{attempts}}}"#)
+            format!(r#"{{"{TRACEPARENT}":"{traceparent}","{X_ATTEMPTS}":{attempts}}}"#).into()
         }
     }
 }
 
 /// Adds facts to be published once this transaction commits.
-pub async fn append_events(tx: &mut Tx, events: &[Event]) -> sqlx::Result<()> {
-    let entries: Vec<Entry> = events.iter().map(Entry::from).collect();
+pub async fn append_events(tx: &mut Tx, events: Vec<Event>) -> sqlx::Result<()> {
+    let entries: Vec<Entry> = events.into_iter().map(Entry::from).collect();
     append_told(tx, &entries).await
 }
 
@@ -306,6 +319,7 @@ fn pass_to_consumers(tx: &mut Tx, entries: &[Entry], queued: Vec<Queued>, pledge
                         correlation_id: entry.correlation_id.clone(),
                         headers: entry.headers.clone(),
                         body: entry.body.clone(),
+                        written: entry.written.clone().map(|event| event as _),
                     };
                     passed.push((pledge.clone(), parcel));
                     tx.ring_on_commit(HANDED_OVER);

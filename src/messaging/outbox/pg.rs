@@ -106,7 +106,7 @@ fn bind_entries<'q>(
     let road = Column::of(road_of.into_iter());
     let group_id = Column::of(entries.iter().map(|entry| entry.group_id.as_str()));
     let subsidiary_id = Column::of(entries.iter().map(|entry| entry.subsidiary_id.as_deref()));
-    let headers = Column::of(entries.iter().map(|entry| entry.headers.as_str()));
+    let headers = Column::of(entries.iter().map(|entry| &*entry.headers));
     let delay_ms = Column::of(entries.iter().map(|entry| millis(entry.delay)));
     let causation_id = Column::of(entries.iter().map(|entry| entry.causation_id));
     let traceparent = Column::of(entries.iter().map(|entry| entry.traceparent.map(|trace| trace.to_string())));

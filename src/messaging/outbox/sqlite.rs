@@ -35,7 +35,7 @@ pub async fn insert_handed_on(
     let mut queued = Vec::new();
     for (index, (entry, seq)) in entries.iter().zip(seqs).enumerate() {
         let to_target = (!entry.target.is_empty()).then_some(&entry.target);
-        let key = (entry.aggregate_type.as_str(), entry.event_type.as_str());
+        let key = (&*entry.aggregate_type, &*entry.event_type);
         let bound = queues_of.get(&key).filter(|_| to_target.is_none());
         for queue in to_target.into_iter().chain(bound.into_iter().flatten()) {
             let is_passed =
@@ -51,11 +51,7 @@ pub async fn insert_handed_on(
             }
         }
     }
-    c.insert_each(
-        "INSERT INTO messaging_queue (queue, outbox_ref, enqueued_at, lock_token, lease_until, deliveries)",
-        rows,
-        "",
-    )?;
+    c.insert_each("messaging_queue (queue, outbox_ref, enqueued_at, lock_token, lease_until, deliveries)", rows, "")?;
     let ids = numbers_of_last(c, queued.len())?;
     for (row, id) in queued.iter_mut().zip(ids) {
         row.id = id;
@@ -91,7 +87,7 @@ fn select_bound<'e>(
 ) -> sqlx::Result<HashMap<(&'e str, &'e str), Vec<String>>> {
     let mut bound = HashMap::new();
     for entry in entries.iter().filter(|entry| entry.target.is_empty()) {
-        let key = (entry.aggregate_type.as_str(), entry.event_type.as_str());
+        let key = (&*entry.aggregate_type, &*entry.event_type);
         if let Vacant(unknown) = bound.entry(key) {
             let queues: Vec<(String,)> = c.fetch_each(
                 "SELECT queue FROM messaging_bindings WHERE routing_key = ?1",
@@ -113,13 +109,13 @@ fn insert(
     let published_at = (status == "published").then_some(now);
     let due = claim.map_or(now, |claim| now.plus(claim.lease));
     c.insert_each(
-        "INSERT INTO messaging_outbox (id, event_id, kind, group_id, subsidiary_id, aggregate_type, aggregate_id,
+        "messaging_outbox (id, event_id, kind, group_id, subsidiary_id, aggregate_type, aggregate_id,
              event_type, body, headers, status, available_at, created_at, correlation_id, causation_id, target,
              traceparent, published_at, claimed_by)",
         entries.iter().map(|entry| {
             (
-                entry.id,
-                entry.event_id,
+                entry.id.as_bytes(),
+                entry.event_id.as_bytes(),
                 entry.kind.as_str(),
                 &entry.group_id,
                 &entry.subsidiary_id,
@@ -132,7 +128,7 @@ fn insert(
                 due.plus(entry.delay),
                 now,
                 &entry.correlation_id,
-                entry.causation_id,
+                entry.causation_id.as_ref().map(Uuid::as_bytes),
                 &entry.target,
                 entry.traceparent.map(|trace| trace.to_string()),
                 published_at,

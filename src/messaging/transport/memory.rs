@@ -253,6 +253,7 @@ impl MemorySubscription {
                     tag: Tag { id: message.id, token: self.token },
                     lasting_id: Some(message.id),
                     handed_over: false,
+                    written: None,
                     message_id: message.message_id.clone(),
                     routing_key: message.routing_key.clone(),
                     correlation_id: message.correlation_id.clone(),

@@ -9,12 +9,14 @@ pub mod memory;
 pub mod rabbit;
 pub mod table;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use serde_json::Value;
 use uuid::Uuid;
 
+use super::event::Event;
 use super::outbox::Claimed;
 use crate::clock::Timestamp;
 
@@ -47,6 +49,8 @@ pub struct Delivery {
     pub lasting_id: Option<i64>,
     /// It came straight from the commit of this process that wrote it: very likely nobody has met its event yet.
     pub handed_over: bool,
+    /// What its body says, if whoever wrote it is of this process and has said so.
+    pub written: Option<Arc<Event>>,
     pub message_id: Option<String>,
     pub routing_key: String,
     pub correlation_id: Option<String>,

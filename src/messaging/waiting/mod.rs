@@ -104,9 +104,9 @@ where
     let mut names: Vec<Name> = handled
         .into_iter()
         .filter(|(message, outcome)| {
-            R::AWAITED.contains(&message.key.as_str()) && matches!(outcome, Outcome::Done | Outcome::Moot { .. })
+            R::AWAITED.contains(&message.key) && matches!(outcome, Outcome::Done | Outcome::Moot { .. })
         })
-        .map(|(message, _)| (message.event.group_id.clone(), name(&message.key, &message.event)))
+        .map(|(message, _)| (message.event.group_id.clone(), name(message.key, &message.event)))
         .collect();
     names.sort_unstable();
     names.dedup();
@@ -214,7 +214,7 @@ impl<R: Reaction> Consumer<R> {
             match self.read_kept(&kept) {
                 Ok(mut message) => {
                     let span = begin_span::<R>(&message, &self.queue, self.kernel.transport.name());
-                    message.event.traceparent = span.carried();
+                    message.trace(span.carried());
                     readable.push((kept, message));
                     spans.push(span);
                 }
@@ -291,10 +291,9 @@ impl<R: Reaction> Consumer<R> {
     }
 
     fn read_kept(&self, kept: &Kept) -> Result<Message<R::Fact>, Unreadable> {
-        let body = Bytes::from(kept.body.clone());
-        let mut message = event::read(body, Label::default(), usize::MAX, R::KEYS, R::decode)?;
-        message.event.traceparent = kept.traceparent.as_deref().and_then(Traceparent::parse);
-        Ok(message)
+        let mut event = event::read_envelope(&kept.body, Label::default(), usize::MAX)?;
+        event.traceparent = kept.traceparent.as_deref().and_then(Traceparent::parse);
+        event::open(event.into(), kept.body.clone().into(), R::KEYS, R::decode)
     }
 
     /// Locks the rows and says whether all of them still wait. If one does not, another transaction has dealt with it,

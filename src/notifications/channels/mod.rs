@@ -69,7 +69,7 @@ impl<'a> From<&'a Message<Fact>> for Notice<'a> {
         let event = &message.event;
         Self {
             event_id: event.event_id,
-            event_type: &message.key,
+            event_type: message.key,
             occurred_at: event.occurred_at,
             group_id: &event.group_id,
             subsidiary_id: event.subsidiary_id.as_deref(),

@@ -7,10 +7,11 @@ use crate::db::sqlite::{SqliteConnection, query};
 
 pub async fn write_many(c: &mut SqliteConnection, notices: &[NewNotice], now: Timestamp) -> sqlx::Result<Vec<Uuid>> {
     let written: Vec<(Uuid,)> = c.insert_returning(
-        "INSERT INTO notifications_notices AS n (group_id, id, order_id, kind, channel, state, event_id, created_at)",
+        "notifications_notices AS n (group_id, id, order_id, kind, channel, state, event_id, created_at)",
         notices.iter().map(|notice| {
             let (kind, state) = (notice.kind.as_str(), notice.state.as_str());
-            (&notice.group_id, notice.id, notice.order_id, kind, notice.channel, state, notice.event_id, now)
+            let [id, order_id, event_id] = [&notice.id, &notice.order_id, &notice.event_id].map(Uuid::as_bytes);
+            (&notice.group_id, id, order_id, kind, notice.channel, state, event_id, now)
         }),
         "ON CONFLICT (group_id, order_id, kind) DO UPDATE
              SET channel = excluded.channel, state = excluded.state, last_error = NULL, updated_at = excluded.created_at

@@ -208,7 +208,7 @@ fn submission(
     caller: &Caller,
     headers: &HeaderMap,
     body: Body<PlaceOrder>,
-) -> Result<Submission, Problem> {
+) -> Result<Box<Submission>, Problem> {
     let key = idempotency_key(headers)?
         .map(|key| IdempotencyKey { key, fingerprint: fingerprint("POST", "/v1/orders", &body.raw) });
     let items = body.value.items.into_iter().map(|Object(item)| Item {
@@ -223,7 +223,8 @@ fn submission(
         correlation_id: caller.request_id.clone(),
         traceparent: caller.traceparent,
     };
-    Ok(Submission { placing, request, key })
+    // Boxed: it is handed from one to the next, each with room for it.
+    Ok(Box::new(Submission { placing, request, key }))
 }
 
 fn created(order: Order, replayed: bool) -> Response {

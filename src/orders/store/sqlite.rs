@@ -9,12 +9,12 @@ use crate::db::sqlite::{SqliteConnection, query, query_as, query_scalar};
 
 pub async fn insert_many(c: &mut SqliteConnection, orders: &[Order]) -> sqlx::Result<()> {
     c.insert_each(
-        "INSERT INTO orders_orders (group_id, id, subsidiary_id, number, customer_id, status, currency, total_minor,
+        "orders_orders (group_id, id, subsidiary_id, number, customer_id, status, currency, total_minor,
              correlation_id, created_at, updated_at)",
         orders.iter().map(|order| {
             (
                 &order.group_id,
-                order.id.0,
+                order.id.0.as_bytes(),
                 &order.subsidiary_id,
                 &order.number,
                 &order.customer_id,
@@ -31,10 +31,10 @@ pub async fn insert_many(c: &mut SqliteConnection, orders: &[Order]) -> sqlx::Re
     let lines = orders.iter().flat_map(|order| {
         order.items.iter().zip(1..).map(|(item, line): (_, i64)| {
             let (quantity, price) = (item.quantity.get(), item.unit_price_minor.get());
-            (&order.group_id, order.id.0, line, item.sku.as_str(), quantity, price)
+            (&order.group_id, order.id.0.as_bytes(), line, item.sku.as_str(), quantity, price)
         })
     });
-    c.insert_each("INSERT INTO orders_lines (group_id, order_id, line, sku, quantity, unit_price_minor)", lines, "")
+    c.insert_each("orders_lines (group_id, order_id, line, sku, quantity, unit_price_minor)", lines, "")
 }
 
 pub async fn insert_keys(c: &mut SqliteConnection, keys: &[Key<'_>], now: Timestamp) -> sqlx::Result<()> {
@@ -87,13 +87,13 @@ pub async fn answer_many(
              hold_expires_at = CASE ?3 WHEN 'reserved' THEN ?6 END
          WHERE group_id = ?1 AND id = ?2 AND status = 'placed'",
         answers.iter().map(|answer| {
-            (&answer.group_id, answer.order_id.0, answer.status.as_str(), &answer.reason, now, held_until)
+            (&answer.group_id, answer.order_id.0.as_bytes(), answer.status.as_str(), &answer.reason, now, held_until)
         }),
     )?;
     let held = answers.iter().zip(&moved).filter(|(answer, moved)| answer.status == Status::Reserved && **moved > 0);
     c.insert_each(
-        "INSERT INTO orders_holds (expires_at, order_id, group_id)",
-        held.map(|(answer, _)| (held_until, answer.order_id.0, &answer.group_id)),
+        "orders_holds (expires_at, order_id, group_id)",
+        held.map(|(answer, _)| (held_until, answer.order_id.0.as_bytes(), &answer.group_id)),
         "",
     )?;
     Ok(moved.iter().sum())

@@ -293,7 +293,7 @@ impl Rig {
     /// Writes facts to the outbox, in one commit.
     pub async fn tell(&self, events: &[Event]) {
         let mut tx = self.db.begin().await.unwrap();
-        outbox::append_events(&mut tx, events).await.unwrap();
+        outbox::append_events(&mut tx, events.to_vec()).await.unwrap();
         tx.commit().await.unwrap();
     }
 

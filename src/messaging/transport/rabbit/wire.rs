@@ -120,6 +120,7 @@ pub fn delivery_of(message: lapin::message::Delivery, token: Uuid) -> Delivery {
         tag: Tag { id: i64::try_from(message.delivery_tag).unwrap_or(i64::MAX), token },
         lasting_id: None,
         handed_over: false,
+        written: None,
         message_id: text(message.properties.message_id()),
         routing_key: key_of(&message, &x_death),
         correlation_id: text(message.properties.correlation_id()),

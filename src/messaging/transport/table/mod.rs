@@ -19,6 +19,7 @@ mod pg;
 mod sqlite;
 mod subscription;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -52,7 +53,7 @@ pub struct Row {
     pub message_id: Option<String>,
     pub routing_key: String,
     pub correlation_id: Option<String>,
-    pub headers: String,
+    pub headers: Cow<'static, str>,
     pub body: Bytes,
     pub x_death: Option<String>,
     pub deliveries: i32,

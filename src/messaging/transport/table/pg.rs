@@ -14,7 +14,16 @@ type Columns = (i64, Option<String>, String, Option<String>, String, Vec<u8>, Op
 impl From<Columns> for Row {
     fn from(columns: Columns) -> Self {
         let (id, message_id, routing_key, correlation_id, headers, body, x_death, deliveries) = columns;
-        Self { id, message_id, routing_key, correlation_id, headers, body: body.into(), x_death, deliveries }
+        Self {
+            id,
+            message_id,
+            routing_key,
+            correlation_id,
+            headers: headers.into(),
+            body: body.into(),
+            x_death,
+            deliveries,
+        }
     }
 }
 

@@ -96,7 +96,7 @@ fn row((id, message_id, routing_key, correlation_id, headers, body, x_death, del
     // An id of our own comes without hyphens; a foreign one stays as it is.
     let ours = message_id.as_deref().and_then(|id| Uuid::try_parse(id).ok());
     let message_id = ours.map(|id| id.to_string()).or(message_id);
-    Row { id, message_id, routing_key, correlation_id, headers, body: body.into(), x_death, deliveries }
+    Row { id, message_id, routing_key, correlation_id, headers: headers.into(), body: body.into(), x_death, deliveries }
 }
 
 pub async fn renew(

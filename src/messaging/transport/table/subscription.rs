@@ -163,7 +163,7 @@ impl TableSubscription {
             .into_iter()
             .map(|row| {
                 let id = row.id;
-                self.deliver(row, Tag { id, token }, Place::Row(id), false)
+                self.deliver(row, Tag { id, token }, Place::Row(id))
             })
             .collect())
     }
@@ -187,15 +187,17 @@ impl TableSubscription {
             x_death: None,
             deliveries: 1,
         };
-        self.deliver(row, Tag { id, token }, parcel.place, true)
+        let written = parcel.written.and_then(|written| written.downcast().ok());
+        Delivery { handed_over: true, written, ..self.deliver(row, Tag { id, token }, parcel.place) }
     }
 
-    fn deliver(&mut self, row: Row, tag: Tag, place: Place, handed_over: bool) -> Delivery {
+    fn deliver(&mut self, row: Row, tag: Tag, place: Place) -> Delivery {
         let x_death = row.x_death.as_deref().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
         let delivery = Delivery {
             tag,
             lasting_id: matches!(place, Place::Row(_)).then_some(row.id),
-            handed_over,
+            handed_over: false,
+            written: None,
             message_id: row.message_id,
             routing_key: row.routing_key,
             correlation_id: row.correlation_id,
