@@ -255,7 +255,7 @@ mod tests {
     #[test]
     fn every_part_of_a_moment_is_in_its_place() {
         let format = format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:3]Z");
-        // A step that is no multiple of any unit goes through all their values.
+        // The step is no multiple of any unit.
         for millis in (MILLIS_MIN..MILLIS_MAX).step_by(98_765_432_101).chain([MILLIS_MAX]) {
             let moment = Timestamp::from_millis(millis);
             assert_eq!(moment.to_string(), moment.to_datetime().format(&format).unwrap());

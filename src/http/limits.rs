@@ -129,7 +129,7 @@ impl Limiter {
         let Ok(permit) = self.places.clone().try_acquire_owned() else {
             let origin = Origin::of(request);
             // Whoever waits to be refused keeps nothing here meanwhile.
-            std::mem::take(request);
+            *request = Request::default();
             return Err(Box::pin(origin.refuse()).await);
         };
         let place = Place(Arc::new(Mutex::new(Some(permit))));

@@ -54,7 +54,7 @@ pub struct Item {
     pub unit_price_minor: Price,
 }
 
-/// The name of a thing on a shelf. Shared, for it goes from the request into order, event, demand and reservation.
+/// The name of a thing on a shelf. Shared by its copies, of which every order makes several.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Sku(Arc<str>);

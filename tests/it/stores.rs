@@ -660,7 +660,7 @@ async fn rows_of_one_batch_keep_what_each_has_alone(db: TestDb) {
         assert_eq!((&row.group_id, &row.subsidiary_id), (&entry.group_id, &entry.subsidiary_id));
         assert_eq!((&*row.aggregate_type, &*row.event_type), (&*entry.aggregate_type, &*entry.event_type));
         assert_eq!((&row.aggregate_id, &row.correlation_id), (&entry.aggregate_id, &entry.correlation_id));
-        assert_eq!((&*row.headers, &row.target, &row.body), (&*entry.headers, &entry.target, &entry.body));
+        assert_eq!((&*row.headers, &row.target, &row.body), (&*entry.headers, &entry.target, &*entry.body));
         assert_eq!(row.traceparent, entry.traceparent.map(|trace| trace.to_string()));
     }
     let caused = "SELECT count(*) FROM messaging_outbox WHERE causation_id IS NOT NULL";

@@ -1,10 +1,10 @@
 //! Inserting many rows: several to a statement, because opening a table's and its indexes' cursors costs about as much as
 //! inserting a row does.
 //!
-//! A row that cannot be inserted rolls the whole transaction back (`OR ROLLBACK`). It would be given up anyway, and otherwise
+//! A row that breaks a constraint rolls the whole transaction back (`OR ROLLBACK`). It would be given up anyway, and otherwise
 //! SQLite keeps a copy of every page that a statement is about to change, to undo that statement alone.
 //!
-//! Ids are given as their bytes (`id.as_bytes()`): of a `Uuid` rusqlite makes a copy on the heap.
+//! Ids are best given as their bytes (`id.as_bytes()`): of a `Uuid` rusqlite makes a copy on the heap.
 
 use rusqlite::{CachedStatement, ToSql};
 

@@ -131,8 +131,18 @@ impl SqliteConnection {
         Ok(found)
     }
 
-    /// The connection itself, of a transaction that writes: for several statements in turns.
+    /// The connection itself, of a transaction that writes: for several statements in turns. Not of one that a statement has
+    /// rolled back by failing: what was to be part of it would now each be committed for itself.
     pub fn writing(&mut self) -> sqlx::Result<&mut Connection> {
+        let connection = self.connection()?;
+        if connection.is_autocommit() {
+            return Err(sqlx::Error::Protocol("a statement has failed and rolled this transaction back".to_owned()));
+        }
+        Ok(connection)
+    }
+
+    /// The same, be there a transaction or not.
+    fn connection(&mut self) -> sqlx::Result<&mut Connection> {
         match &mut self.place {
             Place::Here(connection) => Ok(connection),
             Place::Aside(_) => Err(sqlx::Error::Configuration("a transaction for reading cannot write".into())),
@@ -144,20 +154,17 @@ impl SqliteConnection {
         &mut self,
         work: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> sqlx::Result<T> {
-        match &mut self.place {
-            Place::Here(connection) => work(connection),
-            Place::Aside(slot) => {
-                let connection = slot.take().ok_or(sqlx::Error::WorkerCrashed)?;
-                let worked = tokio::task::spawn_blocking(move || {
-                    let done = work(&connection);
-                    (connection, done)
-                });
-                let (connection, done) = worked.await.map_err(|_| sqlx::Error::WorkerCrashed)?;
-                *slot = Some(connection);
-                done
-            }
-        }
-        .map_err(to_sqlx)
+        let Place::Aside(slot) = &mut self.place else {
+            return work(self.writing()?).map_err(to_sqlx);
+        };
+        let connection = slot.take().ok_or(sqlx::Error::WorkerCrashed)?;
+        let worked = tokio::task::spawn_blocking(move || {
+            let done = work(&connection);
+            (connection, done)
+        });
+        let (connection, done) = worked.await.map_err(|_| sqlx::Error::WorkerCrashed)?;
+        *slot = Some(connection);
+        done.map_err(to_sqlx)
     }
 }
 
@@ -411,6 +418,22 @@ mod tests {
             assert_eq!(kept, new, "what was there is left alone");
             query("DELETE FROM rows").execute(&mut tx).await.unwrap();
         }
+    }
+
+    #[tokio::test]
+    async fn a_row_that_cannot_be_inserted_takes_its_transaction_with_it_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let (writer, readers) = open_both(&folder).await;
+        let mut tx = insert(&writer, 1).await;
+        let refused = tx.insert_each("rows (id, name)", [(2, "b"), (1, "a")], "").unwrap_err();
+        assert!(refused.as_database_error().unwrap().is_unique_violation(), "{refused}");
+        let stray = "INSERT INTO rows (id) VALUES (3)";
+        assert!(query(stray).execute(&mut tx).await.is_err(), "it would be committed for itself");
+        assert!(tx.execute_each(stray, [()]).is_err());
+        assert!(tx.commit().is_err());
+        assert_eq!(count(&readers).await, 0);
+        insert(&writer, 1).await.commit().unwrap().on_disk().await.unwrap();
+        assert_eq!(count(&readers).await, 1);
     }
 
     #[tokio::test]

@@ -115,7 +115,7 @@ impl Writer {
         let deadline = Instant::now() + self.inner.opening.busy_timeout;
         loop {
             match &mut *slot {
-                Slot::Open(connection) => match try_begin(connection.writing()?) {
+                Slot::Open(connection) => match try_begin(connection.connection()?) {
                     Ok(()) => break,
                     Err(error) if is_busy(&error) && Instant::now() < deadline => tokio::time::sleep(ASK_EVERY).await,
                     Err(error) => return Err(error::to_sqlx(error)),
@@ -174,7 +174,7 @@ impl Writer {
         if in_log >= LOG_PAGES
             && let Slot::Open(connection) = &mut *self.inner.slot.lock().await
         {
-            let connection = connection.writing()?;
+            let connection = connection.connection()?;
             let copied = match in_log < LOG_PAGES_MAX {
                 true => checkpoint(connection, "PASSIVE"),
                 false => waiting(connection, WAIT_FOR_READERS, |connection| checkpoint(connection, "RESTART")),
@@ -190,7 +190,7 @@ impl Writer {
         if let Slot::Open(connection) = &mut *slot {
             let folded = async {
                 self.until_on_disk().await?;
-                fold(connection.writing()?, WAIT_TO_CLOSE).map(drop)
+                fold(connection.connection()?, WAIT_TO_CLOSE).map(drop)
             };
             if let Err(error) = folded.await {
                 crate::db::abort_if_the_disk_failed(&error);
@@ -246,7 +246,7 @@ impl Writing {
         let writer = self.writer.clone();
         let Inner { log, committed, .. } = &*writer.inner;
         let durability = self.durability;
-        let connection = self.writing()?;
+        let connection = self.connection()?;
         let number = (durability != Durability::Relaxed).then(|| log.announce());
         let ended = connection.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([]));
         if let Some(number) = number {
@@ -263,7 +263,7 @@ impl Drop for Writing {
     fn drop(&mut self) {
         // SQLite itself may have rolled back already, as it does when the disk is full.
         let is_clean = self.done
-            || self.writing().is_ok_and(|connection| {
+            || self.connection().is_ok_and(|connection| {
                 connection.is_autocommit() || connection.execute_batch("ROLLBACK").is_ok() || connection.is_autocommit()
             });
         if !is_clean {

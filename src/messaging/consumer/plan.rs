@@ -68,11 +68,12 @@ impl Plan {
 impl<R: Reaction> Consumer<R> {
     /// Meets the inbox and sorts the batch into what runs and what is already decided.
     pub(super) async fn plan(&self, tx: &mut Tx, items: &[Item<R::Fact>], meeting: Meeting) -> sqlx::Result<Plan> {
+        debug_assert!(items.is_sorted_by_key(|item| item.message.event.event_id), "copies stand together");
         let now = tx.now();
         let mut plan = Plan::default();
         let mut arrivals: Vec<(usize, Arrival<'_>)> = Vec::with_capacity(items.len());
         for (index, item) in items.iter().enumerate() {
-            // They are in the order of their ids, so that copies of one event stand together.
+            // They are in the order of their ids.
             match arrivals.last().filter(|(_, first)| first.event.event_id == item.message.event.event_id) {
                 None => arrivals.push((index, Arrival::from(&item.message))),
                 // A second copy within the batch goes by the first one's body, as if it had come later.

@@ -140,7 +140,6 @@ fn entry(columns: Columns, target: &str) -> Entry {
         aggregate_id,
         event_type: event_type.into(),
         body: body.into(),
-        written: None,
         headers: headers.into(),
         delay: std::time::Duration::ZERO,
         correlation_id,

@@ -9,7 +9,7 @@ mod sqlite;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -66,9 +66,7 @@ pub struct Entry {
     pub aggregate_type: Cow<'static, str>,
     pub aggregate_id: String,
     pub event_type: Cow<'static, str>,
-    pub body: Bytes,
-    /// What `body` says, where it is known: for consumers of this process, who then need not read it.
-    pub written: Option<Arc<Event>>,
+    pub body: Body,
     /// Headers beside those every message has, as a JSON object.
     pub headers: Cow<'static, str>,
     pub delay: Duration,
@@ -77,6 +75,28 @@ pub struct Entry {
     pub traceparent: Option<Traceparent>,
     /// Empty: to the exchange under the routing key; else straight to that queue.
     pub target: String,
+}
+
+/// The bytes of a message, and what they say where that is known: for consumers of this process, who then need not read
+/// them.
+#[derive(Debug, Clone)]
+pub struct Body {
+    bytes: Bytes,
+    says: Option<Arc<Event>>,
+}
+
+impl<B: Into<Bytes>> From<B> for Body {
+    fn from(bytes: B) -> Self {
+        Self { bytes: bytes.into(), says: None }
+    }
+}
+
+impl Deref for Body {
+    type Target = Bytes;
+
+    fn deref(&self) -> &Bytes {
+        &self.bytes
+    }
 }
 
 impl From<&Event> for Entry {
@@ -91,7 +111,6 @@ impl From<&Event> for Entry {
             aggregate_id: event.aggregate_id.clone(),
             event_type: event.event_type.clone(),
             body: event.to_body().into(),
-            written: None,
             headers: headers_of(event.traceparent, None),
             delay: Duration::ZERO,
             correlation_id: event.correlation_id.clone(),
@@ -104,20 +123,21 @@ impl From<&Event> for Entry {
 
 impl From<Event> for Entry {
     fn from(event: Event) -> Self {
-        let event = Arc::new(event);
-        Self { written: Some(event.clone()), ..Self::from(&*event) }
+        let mut entry = Self::from(&event);
+        entry.body.says = Some(Arc::new(event));
+        entry
     }
 }
 
 impl Entry {
     /// The retry that `attempts` failed attempts call for.
-    pub fn retry(event: &Event, body: impl Into<Bytes>, queue: &str, attempts: i32, delay: Duration) -> Self {
+    pub fn retry(event: &Event, body: impl Into<Body>, queue: &str, attempts: i32, delay: Duration) -> Self {
         let headers = headers_of(event.traceparent, Some(attempts));
         Self { headers, ..Self::again(event, body, queue, delay) }
     }
 
     /// The same bytes once more, to one queue, after `delay`.
-    pub fn again(event: &Event, body: impl Into<Bytes>, queue: &str, delay: Duration) -> Self {
+    pub fn again(event: &Event, body: impl Into<Body>, queue: &str, delay: Duration) -> Self {
         Self {
             id: mint_id(),
             kind: Kind::Retry,
@@ -142,7 +162,6 @@ impl Entry {
             aggregate_id,
             event_type: event_type.into(),
             body: body.into(),
-            written: None,
             headers: headers_of(None, attempts),
             delay: Duration::ZERO,
             correlation_id,
@@ -166,7 +185,7 @@ impl Entry {
             correlation_id: self.correlation_id.clone(),
             traceparent: self.traceparent.map(|trace| trace.to_string()),
             headers: self.headers.clone().into_owned(),
-            body: self.body.clone(),
+            body: self.body.bytes.clone(),
             target: self.target.clone(),
             attempts: 0,
             created_at: now,
@@ -318,8 +337,8 @@ fn pass_to_consumers(tx: &mut Tx, entries: &[Entry], queued: Vec<Queued>, pledge
                         routing_key: routing_key(&entry.aggregate_type, &entry.event_type),
                         correlation_id: entry.correlation_id.clone(),
                         headers: entry.headers.clone(),
-                        body: entry.body.clone(),
-                        written: entry.written.clone().map(|event| event as _),
+                        body: entry.body.bytes.clone(),
+                        written: entry.body.says.clone().map(|event| event as _),
                     };
                     passed.push((pledge.clone(), parcel));
                     tx.ring_on_commit(HANDED_OVER);
