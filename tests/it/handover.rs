@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use stockade::clock::mint_id;
 use stockade::messaging::Event;
+use stockade::messaging::consumer::read_delivery;
 use stockade::messaging::inbox::State;
 use stockade::messaging::outbox::{self, Claim, Claimed};
 use stockade::messaging::relay::{self, Relay};
@@ -14,7 +15,7 @@ use stockade::messaging::{Kernel, Tuning, pause};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::kernel::{AGES, LEASE, Rig, many, told};
+use crate::support::kernel::{AGES, LEASE, Probe, Rig, many, told};
 use crate::support::{DEADLINE, TestDb, each_database, eventually};
 
 /// A subscription with its hatch open, whose reader takes `batch` at a time.
@@ -57,6 +58,14 @@ async fn what_is_handed_over_is_what_the_row_holds(db: TestDb) {
     // Whoever gets it from hand to hand need not read it; whoever finds it has the bytes alone.
     assert_eq!(handed[0].written.as_ref().unwrap().to_body(), claimed[0].body);
     assert!(claimed[0].written.is_none());
+    for delivery in [&handed[0], &claimed[0]] {
+        assert_eq!(read_delivery::<Probe>(delivery, 10_000).unwrap().event.event_id, event.event_id);
+        assert_eq!(
+            read_delivery::<Probe>(delivery, 10).unwrap_err().code,
+            "too-large",
+            "the gate is the same for both"
+        );
+    }
     open.ack(&tags(&handed)).await.unwrap();
     assert_eq!(depth(&rig).await, (0, 1), "too late to settle for its successor");
     stranger.ack(&tags(&claimed)).await.unwrap();

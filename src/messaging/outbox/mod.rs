@@ -82,12 +82,12 @@ pub struct Entry {
 #[derive(Debug, Clone)]
 pub struct Body {
     bytes: Bytes,
-    says: Option<Arc<Event>>,
+    written: Option<Arc<Event>>,
 }
 
 impl<B: Into<Bytes>> From<B> for Body {
     fn from(bytes: B) -> Self {
-        Self { bytes: bytes.into(), says: None }
+        Self { bytes: bytes.into(), written: None }
     }
 }
 
@@ -124,7 +124,7 @@ impl From<&Event> for Entry {
 impl From<Event> for Entry {
     fn from(event: Event) -> Self {
         let mut entry = Self::from(&event);
-        entry.body.says = Some(Arc::new(event));
+        entry.body.written = Some(Arc::new(event));
         entry
     }
 }
@@ -338,7 +338,7 @@ fn pass_to_consumers(tx: &mut Tx, entries: &[Entry], queued: Vec<Queued>, pledge
                         correlation_id: entry.correlation_id.clone(),
                         headers: entry.headers.clone(),
                         body: entry.body.bytes.clone(),
-                        written: entry.body.says.clone().map(|event| event as _),
+                        written: entry.body.written.clone().map(|event| event as _),
                     };
                     passed.push((pledge.clone(), parcel));
                     tx.ring_on_commit(HANDED_OVER);
