@@ -185,10 +185,11 @@ pub async fn live_on(
     Ok(())
 }
 
-/// Locks all stock that this batch may change, in one go.
+/// Locks all stock that this batch may change, in one go; payments alone change none.
 async fn lock_shelves(tx: &mut Tx, placed: &[Placed<'_>], asked: &[Asked<'_>]) -> sqlx::Result<()> {
     let orders: Vec<(&str, Uuid)> = asked.iter().filter(|asked| asked.step.moves_stock()).map(Asked::order).collect();
-    if orders.is_empty() { Ok(()) } else { store::lock_shelves(tx, &orders, &shelves_of(placed)).await }
+    let skus = shelves_of(placed);
+    if orders.is_empty() && skus.is_empty() { Ok(()) } else { store::lock_shelves(tx, &orders, &skus).await }
 }
 
 /// Moves the reservations that there are, and takes their orders off the list.

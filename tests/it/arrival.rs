@@ -24,7 +24,7 @@ use tokio::sync::Barrier;
 use uuid::Uuid;
 
 use crate::support::kernel::Rig;
-use crate::support::{Engine, TestDb, each_database};
+use crate::support::{Engine, TestDb, each_database, eventually};
 
 const PRICE: i64 = 300;
 const STOCK: i64 = 1_000_000;
@@ -414,4 +414,31 @@ async fn placements_and_cancellations_over_two_instances_end_without_a_deadlock(
     instances[0].check("g", &lives, "two instances").await;
     // The server counts a session's deadlocks when it goes idle, so this may see fewer, never more.
     assert_eq!(instances[0].number(deadlocks, "g").await, 0);
+}
+
+/// A payment changes no stock, an order in the same batch does: whoever cancels locks its stock first and its reservation then,
+/// so that nobody may hold a reservation while waiting for stock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_batch_of_payments_and_orders_locks_stock_before_reservations() {
+    let db = TestDb::new(Engine::Postgres).await;
+    let instance = Instance::new(&db, 512).await;
+    instance.stock_up("g").await;
+    let lives = [Life::new("g", LIVES[1], 0), Life::new("g", LIVES[0], 1)];
+    instance.publish(&[&lives[0].events[&Placed]]).await;
+    work_off(&instance.inventory, &instance.kernel).await;
+    instance.publish(&[&lives[0].events[&Paid], &lives[1].events[&Placed]]).await;
+    let mut other = instance.db.begin().await.unwrap();
+    let sku = lives[1].sku.to_owned().try_into().unwrap();
+    assert_eq!(stockade::inventory::store::lock_stock(&mut other, &[("g", &sku)]).await.unwrap().len(), 1);
+    let look = async {
+        let waiting = "SELECT count(*) FROM pg_stat_activity
+            WHERE datname = current_database() AND wait_event_type = 'Lock' AND $1 <> ''";
+        eventually("a wait for stock", async || (instance.number(waiting, "g").await > 0).then_some(())).await;
+        let free =
+            "SELECT count(*) FROM (SELECT FROM inventory_reservations WHERE group_id = $1 FOR UPDATE SKIP LOCKED) r";
+        assert_eq!(instance.number(free, "g").await, 1, "the reservation that is paid for");
+        other.commit().await.unwrap();
+    };
+    tokio::join!(instance.work_off(), look);
+    instance.check("g", &lives, "after the wait").await;
 }

@@ -40,4 +40,5 @@ mod stores;
 mod support;
 mod tracing;
 mod transports;
+mod upgrades;
 mod waiting;
