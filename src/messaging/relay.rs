@@ -195,7 +195,9 @@ impl Relay {
         let started = Instant::now();
         let mut tx = self.kernel.db.begin_relaxed().await?;
         let rows = table::publish_due(&mut tx, i64::from(self.kernel.tuning.outbox_batch)).await?;
-        self.kernel.faults.reach("relay.before_mark", NAME);
+        if rows > 0 {
+            self.kernel.faults.reach("relay.before_mark", NAME);
+        }
         tx.commit().await?;
         if rows > 0 {
             self.kernel.db.metrics().outbox_publish.observe(started.elapsed().as_secs_f64());

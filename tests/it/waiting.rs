@@ -403,6 +403,33 @@ async fn a_kept_event_that_kills_the_process_is_put_aside(db: TestDb) {
     assert_eq!((stage.states(&[&went]).await, stage.reached(&went).await), (vec!["dead".to_owned()], (1, 0)));
 }
 
+async fn a_kept_event_that_kills_the_process_takes_no_other_with_it(db: TestDb) {
+    let stage = Stage::new(&db).await;
+    let [[began, killer, _], [_, left, _], [_, right, _]] = [saga(), saga(), saga()];
+    for kept in [&killer, &left, &right] {
+        stage.deliver(&[kept]).await;
+        stage.rig.advance(Duration::from_secs(1)).await;
+    }
+    stage.rig.execute(&format!("UPDATE saga_steps SET reached = 1 WHERE id = '{}'", began.aggregate_id)).await;
+    stage.saga.inner.hangs.store(true, Ordering::SeqCst);
+    stage.rig.advance(WAIT_DEADLINE).await;
+    for _ in 0..3 {
+        let cut_off = tokio::time::timeout(Duration::from_millis(300), stage.consumer.sweep()).await;
+        assert!(cut_off.is_err(), "it hangs");
+        stage.rig.advance(AGES).await;
+    }
+    stage.consumer.sweep().await.unwrap();
+    let letters = stage.rig.letters().await;
+    for (event, reason) in
+        [(&killer, "process-killer"), (&left, "predecessor-missing"), (&right, "predecessor-missing")]
+    {
+        let id = Some(event.event_id.to_string());
+        let told: Vec<&str> =
+            letters.iter().filter(|letter| letter.message_id == id).map(|letter| letter.reason.as_str()).collect();
+        assert_eq!(told, [reason]);
+    }
+}
+
 async fn any_number_may_wait_for_one_event(db: TestDb) {
     let stage = Stage::new(&db).await;
     let id = mint_id().to_string();
@@ -444,6 +471,7 @@ each_database!(
     two_sweeps_at_once_run_each_event_once,
     a_kept_event_that_fails_is_not_its_predecessors_fault,
     a_kept_event_that_kills_the_process_is_put_aside,
+    a_kept_event_that_kills_the_process_takes_no_other_with_it,
     any_number_may_wait_for_one_event,
     a_retry_that_comes_too_early_waits_as_well,
 );

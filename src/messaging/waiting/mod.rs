@@ -78,8 +78,8 @@ dialects! {
     /// Has the sweep run those that wait for one of `names` at its next turn.
     async fn hasten(consumer: &str, names: &[Name], now: Timestamp) -> ();
     async fn any_due(consumer: &str, now: Timestamp) -> bool;
-    /// Takes events whose time has come, recording that a run of each begins.
-    async fn claim_due(consumer: &str, limit: i64, lease: Duration, now: Timestamp) -> Vec<Kept>;
+    /// Takes the event whose time came first, recording that a run of it begins.
+    async fn claim_due(consumer: &str, lease: Duration, now: Timestamp) -> Option<Kept>;
 }
 
 /// Writes down events that wait.
@@ -147,25 +147,29 @@ impl<R: Reaction> Consumer<R> {
         Ok(woken)
     }
 
-    /// Runs kept events whose time has come, each alone; returns how many. One that still waits past its deadline is
-    /// rejected.
+    /// Runs kept events whose time has come, up to a batch of them; returns how many. One that still waits past its deadline
+    /// is rejected. Each is taken by itself, right before its run: one that kills the process, or finds the database
+    /// away, leaves no mark on those behind it.
     pub async fn sweep(&self) -> sqlx::Result<usize> {
-        // A look first, in nobody's way: most of the time there is nothing to do.
-        let mut tx = self.kernel.db.read().await?;
-        let now = tx.now();
-        if !any_due(&mut tx, R::NAME, now).await? {
-            return Ok(0);
+        for count in 0..self.kernel.tuning.batch {
+            // A look first, in nobody's way: most of the time there is nothing to do.
+            let mut tx = self.kernel.db.read().await?;
+            let now = tx.now();
+            if !any_due(&mut tx, R::NAME, now).await? {
+                return Ok(count);
+            }
+            drop(tx);
+            let mut tx = self.kernel.db.begin().await?;
+            let now = tx.now();
+            let due = claim_due(&mut tx, R::NAME, RUN_LEASE, now).await?;
+            tx.commit().await?;
+            match due {
+                Some(kept) => self.run_due(kept).await?,
+                // Another instance was quicker.
+                None => return Ok(count),
+            }
         }
-        drop(tx);
-        let mut tx = self.kernel.db.begin().await?;
-        let (limit, now) = (i64::try_from(self.kernel.tuning.batch).unwrap_or(i64::MAX), tx.now());
-        let due = claim_due(&mut tx, R::NAME, limit, RUN_LEASE, now).await?;
-        tx.commit().await?;
-        let count = due.len();
-        for kept in due {
-            self.run_due(kept).await?;
-        }
-        Ok(count)
+        Ok(self.kernel.tuning.batch)
     }
 
     async fn run_due(&self, kept: Kept) -> sqlx::Result<()> {

@@ -92,22 +92,20 @@ pub async fn any_due(c: &mut PgConnection, consumer: &str, _now: Timestamp) -> s
 pub async fn claim_due(
     c: &mut PgConnection,
     consumer: &str,
-    limit: i64,
     lease: Duration,
     _now: Timestamp,
-) -> sqlx::Result<Vec<Kept>> {
-    let rows: Vec<Columns> = sqlx::query_as(
+) -> sqlx::Result<Option<Kept>> {
+    let row: Option<Columns> = sqlx::query_as(
         "WITH due AS MATERIALIZED (
              SELECT event_id FROM messaging_inbox WHERE consumer = $1 AND state = 'waiting' AND lease_until <= now()
-             ORDER BY lease_until LIMIT $2 FOR UPDATE SKIP LOCKED)
-         UPDATE messaging_inbox i SET lease_until = now() + $3 * interval '1 ms', unfinished_runs = unfinished_runs + 1
+             ORDER BY lease_until LIMIT 1 FOR UPDATE SKIP LOCKED)
+         UPDATE messaging_inbox i SET lease_until = now() + $2 * interval '1 ms', unfinished_runs = unfinished_runs + 1
          FROM due WHERE i.consumer = $1 AND i.event_id = due.event_id
          RETURNING i.event_id, i.attempts, i.unfinished_runs, i.deadline_at <= now(), i.body, i.traceparent",
     )
     .bind(consumer)
-    .bind(limit)
     .bind(millis(lease))
-    .fetch_all(c)
+    .fetch_optional(c)
     .await?;
-    Ok(rows.into_iter().map(kept).collect())
+    Ok(row.map(kept))
 }

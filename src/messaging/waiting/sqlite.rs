@@ -104,21 +104,19 @@ pub async fn any_due(c: &mut SqliteConnection, consumer: &str, now: Timestamp) -
 pub async fn claim_due(
     c: &mut SqliteConnection,
     consumer: &str,
-    limit: i64,
     lease: Duration,
     now: Timestamp,
-) -> sqlx::Result<Vec<Kept>> {
-    let rows: Vec<Columns> = query_as(
-        "UPDATE messaging_inbox SET lease_until = $4, unfinished_runs = unfinished_runs + 1
+) -> sqlx::Result<Option<Kept>> {
+    let row: Option<Columns> = query_as(
+        "UPDATE messaging_inbox SET lease_until = $3, unfinished_runs = unfinished_runs + 1
          WHERE consumer = $1 AND event_id IN (SELECT event_id FROM messaging_inbox INDEXED BY messaging_inbox_due
-             WHERE consumer = $1 AND state = 'waiting' AND lease_until <= $3 ORDER BY lease_until LIMIT $2)
-         RETURNING event_id, attempts, unfinished_runs, deadline_at <= $3, body, traceparent",
+             WHERE consumer = $1 AND state = 'waiting' AND lease_until <= $2 ORDER BY lease_until LIMIT 1)
+         RETURNING event_id, attempts, unfinished_runs, deadline_at <= $2, body, traceparent",
     )
     .bind(consumer)
-    .bind(limit)
     .bind(now)
     .bind(now.plus(lease))
-    .fetch_all(c)
+    .fetch_optional(c)
     .await?;
-    Ok(rows.into_iter().map(kept).collect())
+    Ok(row.map(kept))
 }
