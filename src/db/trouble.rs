@@ -18,7 +18,7 @@ pub enum Trouble {
     Conflict,
     /// Locked by somebody for longer than we wait: come back later.
     Busy,
-    /// Unreachable, full, read-only or shutting down: come back later.
+    /// Unreachable, full, read-only, out of memory, damaged or shutting down: come back later.
     Away,
     /// The statement itself is at fault; running it again would fail again.
     Statement,
@@ -49,8 +49,9 @@ impl Trouble {
     /// Extended result codes carry the primary one in their low byte.
     fn of_sqlite(code: i32) -> Self {
         match code & 0xff {
-            5 | 6 => Self::Busy,                 // BUSY, LOCKED
-            8 | 10 | 13 | 14 | 23 => Self::Away, // READONLY, IOERR, FULL, CANTOPEN, AUTH
+            5 | 6 => Self::Busy, // BUSY, LOCKED
+            // NOMEM, READONLY, IOERR, CORRUPT, FULL, CANTOPEN, PROTOCOL, AUTH, NOTADB
+            7 | 8 | 10 | 11 | 13 | 14 | 15 | 23 | 26 => Self::Away,
             _ => Self::Statement,
         }
     }
@@ -60,8 +61,8 @@ impl Trouble {
             "40001" | "40P01" => Self::Conflict,
             "55P03" | "57014" => Self::Busy, // lock_not_available, query_canceled (statement_timeout)
             "25006" => Self::Away,           // read_only_sql_transaction: a failover in progress
-            // connection trouble, out of resources, operator intervention, system error
-            _ if ["08", "53", "57", "58"].contains(&code.get(..2).unwrap_or_default()) => Self::Away,
+            // connection trouble, out of resources, operator intervention, system error, internal error (a damaged file)
+            _ if ["08", "53", "57", "58", "XX"].contains(&code.get(..2).unwrap_or_default()) => Self::Away,
             _ => Self::Statement,
         }
     }
@@ -75,6 +76,13 @@ mod tests {
     fn a_full_disk_is_away_on_both_databases() {
         assert_eq!(Trouble::of_sqlite(13), Trouble::Away);
         assert_eq!(Trouble::of_postgres("53100"), Trouble::Away);
+    }
+
+    /// Each message would use its attempts up on it, and a whole queue die of one bad page.
+    #[test]
+    fn a_damaged_file_is_no_fault_of_what_was_asked() {
+        assert_eq!(Trouble::of_sqlite(11 | 1 << 8), Trouble::Away); // CORRUPT_VTAB
+        assert_eq!(Trouble::of_postgres("XX001"), Trouble::Away);
     }
 
     #[test]

@@ -1,15 +1,15 @@
 //! The dead-letter office: takes what was rejected from the dead-letter queues and files it in SQL.
 //!
 //! It files any bytes: there is no inbox and no gate here, and it never rejects. What it cannot store stays in
-//! the dead-letter queue, and health says so. Why a letter died is asked in this order: the verdict in the
+//! the dead-letter queue, in nobody's way, and health says so. Why a letter died is asked in this order: the verdict in the
 //! consumer's inbox; another body under a processed id (`id-reused`); the consumer's own gate, run again; and if
 //! all of these are content, the broker gave up on it by itself (`broker-limit`). Only a copy of what its consumer has
 //! done is no letter: it is counted among the duplicates, as it would be in the queue.
 
-use std::collections::HashSet;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::{BTreeMap, HashSet};
+use std::sync::{Mutex, PoisonError};
 
-use futures_util::future::try_join_all;
+use futures_util::future::join_all;
 use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -18,10 +18,10 @@ use super::dead_letters::{self, NewLetter};
 use super::event::{self, Label, Unreadable};
 use super::health::{LoopState, Pulse};
 use super::inbox::{self, State};
-use super::transport::{Delivery, Subscription, Tag, TransportError, Way, dlq_of};
+use super::transport::{Delivery, Subscription, TransportError, Way, dlq_of};
 use super::{Kernel, Patience};
 use crate::clock::mint_id;
-use crate::db::Tx;
+use crate::db::{Trouble, Tx};
 
 pub const NAME: &str = "dead-letters";
 
@@ -36,60 +36,79 @@ pub struct Office {
     kernel: Kernel,
     senders: Vec<Sender>,
     pulse: Pulse,
-    /// Since the last trouble; a pause starts short again after work that went well.
-    has_worked: AtomicBool,
+    /// Of the consumers whose letters cannot be filed just now.
+    troubles: Mutex<BTreeMap<&'static str, String>>,
 }
 
 impl Office {
     pub fn new(kernel: Kernel, senders: Vec<Sender>) -> Self {
         let pulse = kernel.health.register(NAME);
-        Self { kernel, senders, pulse, has_worked: AtomicBool::new(false) }
+        Self { kernel, senders, pulse, troubles: Mutex::default() }
     }
 
     /// Files until told to stop.
     pub async fn run(self, stop: CancellationToken) {
         let mut gate = self.kernel.pauses.gate(NAME);
-        let mut patience = Patience::default();
         while !stop.is_cancelled() {
             if gate.is_paused() {
                 self.pulse.set(LoopState::Paused);
                 tokio::select! { () = gate.until(false) => {} () = stop.cancelled() => {} }
                 continue;
             }
-            if let Some(why) = self.kernel.transport.obstacle(Way::In) {
-                self.pulse.troubled(why, self.kernel.db.clock().now());
-                tokio::select! {
-                    () = self.kernel.transport.until_open(Way::In) => {}
-                    () = gate.until(true) => {}
-                    () = stop.cancelled() => {}
-                }
-                continue;
-            }
             let rest = CancellationToken::new();
-            let desks = try_join_all(self.senders.iter().map(|sender| self.serve(sender, &rest)));
-            tokio::pin!(desks);
-            let ended = tokio::select! {
-                ended = &mut desks => ended,
-                () = async { tokio::select! { () = gate.until(true) => {} () = stop.cancelled() => {} } } => {
-                    rest.cancel();
-                    desks.await
-                }
+            let desks = join_all(self.senders.iter().map(|sender| self.keep_desk(sender, &rest)));
+            let resting = async {
+                tokio::select! { () = gate.until(true) => {} () = stop.cancelled() => {} }
+                rest.cancel();
             };
-            if let Err(error) = ended {
-                if self.has_worked.swap(false, Ordering::Relaxed) {
-                    patience.renew();
-                }
-                let pause = patience.next_pause();
-                tracing::warn!(%error, ?pause, "the dead-letter office cannot file just now and waits");
-                self.pulse.troubled(error.to_string(), self.kernel.db.clock().now());
-                tokio::select! { () = stop.cancelled() => {} () = tokio::time::sleep(pause) => {} }
-            }
+            tokio::join!(desks, resting);
         }
         self.pulse.set(LoopState::Stopped);
     }
 
+    /// Files the letters of one consumer until told to rest; what is wrong with them is no other's business.
+    async fn keep_desk(&self, sender: &Sender, rest: &CancellationToken) {
+        let mut patience = Patience::default();
+        while !rest.is_cancelled() {
+            if let Some(why) = self.kernel.transport.obstacle(Way::In) {
+                self.tell(sender, Some(why));
+                tokio::select! {
+                    () = self.kernel.transport.until_open(Way::In) => {}
+                    () = rest.cancelled() => {}
+                }
+                continue;
+            }
+            if let Err(error) = self.serve(sender, rest, &mut patience).await {
+                let pause = patience.next_pause();
+                let consumer = sender.consumer;
+                tracing::warn!(consumer, %error, ?pause, "the dead-letter office cannot file just now and waits");
+                self.tell(sender, Some(error.to_string()));
+                tokio::select! { () = rest.cancelled() => {} () = tokio::time::sleep(pause) => {} }
+            }
+        }
+    }
+
+    /// Notes how the desk of one consumer is doing: the office is well when all of them are.
+    fn tell(&self, sender: &Sender, trouble: Option<String>) {
+        let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
+        match trouble {
+            Some(why) => drop(troubles.insert(sender.consumer, why)),
+            None => drop(troubles.remove(sender.consumer)),
+        }
+        let now = self.kernel.db.clock().now();
+        match troubles.first_key_value() {
+            Some((consumer, why)) => self.pulse.troubled(format!("letters of {consumer}: {why}"), now),
+            None => self.pulse.running(now),
+        }
+    }
+
     /// Works one dead-letter queue off until told to rest.
-    async fn serve(&self, sender: &Sender, rest: &CancellationToken) -> Result<(), TransportError> {
+    async fn serve(
+        &self,
+        sender: &Sender,
+        rest: &CancellationToken,
+        patience: &mut Patience,
+    ) -> Result<(), TransportError> {
         let queue = dlq_of(&self.kernel.tuning.queue_name(sender.consumer));
         let mut subscription = self.kernel.transport.subscribe(&queue).await?;
         loop {
@@ -99,8 +118,8 @@ impl Office {
                 () = subscription.ready(self.kernel.tuning.poll) => {}
             }
             self.try_once(sender, &mut subscription).await?;
-            self.has_worked.store(true, Ordering::Relaxed);
-            self.pulse.running(self.kernel.db.clock().now());
+            patience.renew();
+            self.tell(sender, None);
         }
         subscription.wind_down().await;
         while self.try_once(sender, &mut subscription).await? > 0 {}
@@ -108,22 +127,39 @@ impl Office {
         Ok(())
     }
 
-    /// Files what is there; returns how many letters that was.
+    /// Files what is there; returns how many letters that was. What cannot be filed goes back, and is an error.
     pub async fn try_once(&self, sender: &Sender, subscription: &mut Subscription) -> Result<usize, TransportError> {
         let deliveries = subscription.take(self.kernel.tuning.batch).await?;
         if deliveries.is_empty() {
             return Ok(0);
         }
-        let tags: Vec<Tag> = deliveries.iter().map(|delivery| delivery.tag).collect();
-        if let Err(error) = self.file(sender, &deliveries).await {
-            subscription.wind_down().await;
-            if let Err(error) = subscription.release(&tags).await {
-                tracing::debug!(%error, "could not give letters back; their lease will");
+        let (mut filed, mut refused, mut trouble) = (Vec::new(), Vec::new(), None);
+        match self.file(sender, &deliveries).await {
+            // One of them is at fault: each for itself, so that only that one stays behind.
+            Err(error) if deliveries.len() > 1 && !Trouble::of(&error).is_passing() => {
+                for delivery in &deliveries {
+                    match self.file(sender, std::slice::from_ref(delivery)).await {
+                        Ok(()) => filed.push(delivery.tag),
+                        Err(error) => {
+                            refused.push(delivery.tag);
+                            trouble = Some(error);
+                        }
+                    }
+                }
             }
-            return Err(error.into());
+            Err(error) => {
+                refused.extend(deliveries.iter().map(|delivery| delivery.tag));
+                trouble = Some(error);
+            }
+            Ok(()) => filed.extend(deliveries.iter().map(|delivery| delivery.tag)),
         }
-        subscription.ack(&tags).await?;
-        Ok(tags.len())
+        subscription.ack(&filed).await?;
+        let Some(error) = trouble else { return Ok(filed.len()) };
+        subscription.wind_down().await;
+        if let Err(error) = subscription.release(&refused).await {
+            tracing::debug!(%error, "could not give letters back; their lease will");
+        }
+        Err(error.into())
     }
 
     async fn file(&self, sender: &Sender, deliveries: &[Delivery]) -> sqlx::Result<()> {

@@ -1,6 +1,12 @@
-//! A broker that repeats, reorders, loses confirms and acknowledgements and refuses, by the seed: whatever it does,
-//! every event ends in exactly one effect or exactly one open dead letter. A failure names its seed.
+//! A broker that repeats, reorders, loses confirms and acknowledgements and refuses, and loops that die at their work, by the
+//! seed: whatever happens, every event ends in exactly one effect or exactly one open dead letter. A failure names its seed.
 
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 use stockade::messaging::outbox;
 use stockade::messaging::transport::Transport;
 use stockade::messaging::transport::memory::{Chaos, MemoryBroker};
@@ -12,6 +18,8 @@ const CHAOS: Chaos = Chaos { duplicate: 0.15, reorder: 0.3, lose_confirm: 0.15, 
 const GOOD: usize = 192;
 /// Two of each of these among the good ones: two hundred in all.
 const BAD: [&str; 4] = ["retry", "reject", "violate", "panic"];
+/// How often relay and consumer die. Fewer than the three times after which a message counts as their killer.
+const DEATHS: usize = 2;
 /// Far more rounds than any seed needs to come to rest.
 const ROUNDS_MAX: usize = 200;
 
@@ -45,6 +53,7 @@ async fn recover(db: &TestDb, seed: u64) {
     let (rig, broker) = Rig::in_memory(db, seed, CHAOS).await;
     let events = many("retry", 200);
     rig.tell(&events).await;
+    die_at_work(&rig, seed).await;
     rig.settle().await;
     assert!(rig.number("SELECT count(*) FROM messaging_inbox WHERE state = 'retrying'").await > 0, "seed {seed}");
     rig.probe.heal();
@@ -67,6 +76,7 @@ async fn survive(db: &TestDb, seed: u64) {
     for group in [&good[..GOOD / 2], &bad, &good[GOOD / 2..]] {
         rig.tell(group).await;
     }
+    die_at_work(&rig, seed).await;
     settle_all(&rig, seed).await;
     broker.heal();
     settle_all(&rig, seed).await;
@@ -99,6 +109,35 @@ async fn survive(db: &TestDb, seed: u64) {
     rig.execute("DELETE FROM messaging_inbox").await;
     rig.execute("DELETE FROM messaging_dead_letters").await;
     rig.db.close().await;
+}
+
+/// Lets relay and consumer die in the middle of a pass, wherever that is by the seed.
+async fn die_at_work(rig: &Rig, seed: u64) {
+    let mut rng = StdRng::seed_from_u64(seed);
+    // A pass takes few polls on SQLite and many on Postgres.
+    let mut polls = || 1 << rng.random_range(0..6);
+    for _ in 0..DEATHS {
+        cut_off(rig.relay.try_once(), polls()).await;
+        // The claim of a relay that died runs out.
+        rig.advance(AGES).await;
+        rig.relay.try_once().await.unwrap();
+        let mut subscription = rig.subscribe(QUEUE).await;
+        cut_off(rig.consumer.try_once(&mut subscription), polls()).await;
+    }
+}
+
+/// Polls a future so often, and then drops it unless it is done.
+async fn cut_off(future: impl Future, polls: u32) {
+    let mut future = pin!(future);
+    let mut left = polls;
+    poll_fn(|context| {
+        if left == 0 {
+            return Poll::Ready(());
+        }
+        left -= 1;
+        future.as_mut().poll(context).map(drop)
+    })
+    .await;
 }
 
 /// Works until the outbox has nothing left to send and the broker nothing to deliver, letting time pass.

@@ -107,6 +107,26 @@ async fn a_batch_that_fails_as_a_whole_is_halved_down_to_the_culprit(db: TestDb)
     assert_each_once(&rig, &events).await;
 }
 
+/// SQLite has one writer, who loses to nobody.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_batch_that_loses_to_another_transaction_is_run_again_whole_and_counts_no_attempt() {
+    for code in ["40P01", "40001"] {
+        let db = TestDb::new(Engine::Postgres).await;
+        let rig = Rig::new(&db).await;
+        rig.lose_twice("probe_effects", code).await;
+        let events = many("note", 4);
+        for event in &events {
+            rig.deliver(event, 1).await;
+        }
+        assert_eq!(rig.consume().await, 4);
+        assert_each_once(&rig, &events).await;
+        let sizes: Vec<usize> = rig.probe.batches().iter().map(Vec::len).collect();
+        assert_eq!(sizes, [4, 4, 4], "{code}: twice lost, never halved");
+        assert_eq!(rig.number("SELECT sum(attempts) FROM messaging_inbox").await, 4, "{code}");
+        assert_eq!(rig.number("SELECT count(*) FROM messaging_outbox WHERE kind = 'retry'").await, 0, "{code}");
+    }
+}
+
 async fn a_panic_is_retried_and_ends_as_handler_panic(db: TestDb) {
     let rig = Rig::new(&db).await;
     let neighbours = many("note", 3);

@@ -239,6 +239,45 @@ async fn a_paused_office_lets_the_queue_fill_and_files_it_afterwards(db: TestDb)
     assert_eq!(rig.number("SELECT count(*) FROM messaging_queue").await, 0);
 }
 
+async fn a_letter_that_cannot_be_stored_stays_behind_and_keeps_no_other_from_being_filed(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let (refuse, allow) = match rig.is_postgres() {
+        true => (
+            "ALTER TABLE messaging_dead_letters ADD CONSTRAINT unstorable CHECK (body <> 'unstorable'::bytea)",
+            "ALTER TABLE messaging_dead_letters DROP CONSTRAINT unstorable",
+        ),
+        false => (
+            "CREATE TRIGGER unstorable BEFORE INSERT ON messaging_dead_letters
+             WHEN NEW.body = CAST('unstorable' AS BLOB) BEGIN SELECT RAISE(ABORT, 'unstorable'); END",
+            "DROP TRIGGER unstorable",
+        ),
+    };
+    rig.execute(refuse).await;
+    for body in ["poison", "unstorable", "more poison"] {
+        rig.deliver_raw(body.as_bytes(), None, Map::new(), 1).await;
+    }
+    rig.consume().await;
+    let stop = CancellationToken::new();
+    let office = Office::new(rig.kernel.clone(), vec![rig.sender.clone()]);
+    let status = || rig.kernel.health.statuses()["dead-letters"].clone();
+    tokio::join!(office.run(stop.clone()), async {
+        eventually("the other two", || async { (rig.letters().await.len() == 2).then_some(()) }).await;
+        let troubled = async || status().last_error.filter(|error| error.contains("unstorable"));
+        eventually("a word of the one", troubled).await;
+        assert_eq!(status().state, LoopState::Troubled);
+        rig.execute(allow).await;
+        eventually("all three", || async { (rig.letters().await.len() == 3).then_some(()) }).await;
+        eventually("an office that is well", async || (status().state == LoopState::Running).then_some(())).await;
+        stop.cancel();
+    });
+    let mut bodies = Vec::new();
+    for letter in rig.letters().await {
+        bodies.push(rig.letter(letter.id).await.body);
+    }
+    bodies.sort_unstable();
+    assert_eq!(bodies, [&b"more poison"[..], b"poison", b"unstorable"], "each once");
+}
+
 async fn set_pause(rig: &Rig, paused: bool) {
     let mut tx = rig.db.begin().await.unwrap();
     pause::set(&mut tx, "dead-letters", paused).await.unwrap();
@@ -291,6 +330,7 @@ each_database!(
     two_redrives_of_one_letter_send_it_once,
     a_redrive_that_does_not_commit_has_not_happened,
     a_paused_office_lets_the_queue_fill_and_files_it_afterwards,
+    a_letter_that_cannot_be_stored_stays_behind_and_keeps_no_other_from_being_filed,
 );
 
 each_database_on_rabbit!(
@@ -300,4 +340,5 @@ each_database_on_rabbit!(
     a_redrive_that_fails_again_is_a_letter_of_its_own,
     any_bytes_can_be_redriven,
     a_paused_office_lets_the_queue_fill_and_files_it_afterwards,
+    a_letter_that_cannot_be_stored_stays_behind_and_keeps_no_other_from_being_filed,
 );

@@ -268,6 +268,24 @@ async fn an_order_number_that_is_taken_is_minted_again(db: TestDb) {
     assert!(lifecycle.shut_down(Duration::from_secs(5)).await);
 }
 
+/// SQLite has one writer, who loses to nobody.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_group_of_orders_that_loses_to_another_transaction_is_placed_once() {
+    let db = TestDb::new(Engine::Postgres).await;
+    let (rig, lifecycle) = (Rig::new(&db).await, Lifecycle::new().unwrap());
+    rig.lose_twice("orders_orders", "40001").await;
+    let (desk, clerk) =
+        Desk::open(rig.db.clone(), Faults::default(), &Health::default(), Arc::new(Numbers::new("ORD")));
+    lifecycle.spawn(Stage::Work, "desk", |stop| clerk.run(stop));
+    let request = Request::try_new("alice".into(), "USD".into(), vec![item("A", 1, 0)], 9).unwrap();
+    let submission = Submission { placing: placing("g"), request, key: None };
+    assert!(matches!(desk.place(Box::new(submission)).await, Ok(Placed::New(_))));
+    for table in ["orders_orders", "orders_lines", "messaging_outbox"] {
+        assert_eq!(rig.number(&format!("SELECT count(*) FROM {table}")).await, 1, "{table}");
+    }
+    assert!(lifecycle.shut_down(Duration::from_secs(5)).await);
+}
+
 // Inventory.
 
 async fn stock_is_created_adjusted_locked_and_listed(db: TestDb) {

@@ -430,6 +430,21 @@ impl Rig {
         tx.commit().await.unwrap();
     }
 
+    /// Has the first two inserts into a table of Postgres fail as those of a transaction that lost to another.
+    pub async fn lose_twice(&self, table: &str, code: &str) {
+        self.execute("CREATE SEQUENCE lost").await;
+        self.execute(&format!(
+            "CREATE FUNCTION lose() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                 -- What a sequence counts stays counted when the transaction is rolled back.
+                 IF nextval('lost') <= 2 THEN RAISE EXCEPTION 'lost' USING ERRCODE = '{code}'; END IF;
+                 RETURN NEW;
+             END $$"
+        ))
+        .await;
+        self.execute(&format!("CREATE TRIGGER lose BEFORE INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION lose()"))
+            .await;
+    }
+
     pub async fn inbox(&self, event: &Event) -> Option<InboxRow> {
         let mut tx = self.db.begin().await.unwrap();
         let query = inbox::Query { event_id: Some(event.event_id), limit: 2, ..inbox::Query::default() };
