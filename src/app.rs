@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use axum::Router;
+use axum::routing::any;
 use futures_util::future::BoxFuture;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -20,6 +21,7 @@ use crate::http::caller::DEFAULT_GROUP;
 use crate::http::guard::Guard;
 use crate::http::live::{self, Live, Section};
 use crate::http::probes::{self, Probes};
+use crate::http::problem::Problem;
 use crate::http::serve::{listen, serve};
 use crate::http::session::{self, Sessions};
 use crate::inventory::reactions::Inventory;
@@ -392,7 +394,14 @@ fn api_router(kernel: &Kernel, api: OrdersApi, operations: Operations, demo: boo
         .merge(ledger::http::routes().with_state(db.clone()))
         .merge(operations::routes().with_state(operations.clone()))
         .into();
-    if demo { router.merge(Router::from(lab::routes().with_state(operations))) } else { router }
+    match demo {
+        true => router.merge(Router::from(lab::routes().with_state(operations))),
+        // The document shows it all the same.
+        false => router.route(
+            "/v1/lab/{*fault}",
+            any(async || Problem::not_found("the fault lab is closed: `stockade serve --demo` opens it")),
+        ),
+    }
 }
 
 /// What the dashboard watches.

@@ -14,6 +14,7 @@ pub mod ledger;
 pub mod lifecycle;
 pub mod messaging;
 pub mod metrics;
+pub mod money;
 pub mod notifications;
 pub mod numbers;
 pub mod operations;

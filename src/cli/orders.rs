@@ -8,6 +8,7 @@ use clap::{Args, Subcommand};
 use reqwest::Method;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use stockade::money::in_major;
 use tokio::time::Instant;
 
 use super::client::Client;
@@ -221,9 +222,13 @@ fn items(order: &Value) -> String {
     order["items"].as_array().into_iter().flatten().map(item).collect::<Vec<_>>().join(", ")
 }
 
+fn total(order: &Value) -> String {
+    in_major(order["total_minor"].as_i64().unwrap_or_default(), &plain(&order["currency"]))
+}
+
 fn list(orders: &[Value]) -> String {
     let row = |order: &Value| {
-        let total = format!("{} {}", order["total_minor"], plain(&order["currency"]));
+        let total = total(order);
         let columns = [&order["number"], &order["status"], &order["customer_id"]].map(plain);
         let [number, status, customer] = columns;
         [number, status, customer, items(order), total, plain(&order["created_at"])]
@@ -236,7 +241,7 @@ fn show(order: &Value) -> String {
     let known = fields.into_iter().filter(|name| !order[name].is_null());
     let mut rows: Vec<(&str, String)> = known.map(|name| (name, plain(&order[name]))).collect();
     rows.push(("items", items(order)));
-    rows.push(("total", format!("{} {}", order["total_minor"], plain(&order["currency"]))));
+    rows.push(("total", total(order)));
     facts(&rows)
 }
 

@@ -31,6 +31,7 @@ impl Serve {
         // Listened for before anything starts, so that Ctrl-C during the start is not lost.
         let stop = asked_to_stop();
         tokio::pin!(stop);
+        let is_stocked = self.settings.is_embedded() || self.demo;
         let starting = Builder::new(self.settings).demo(self.demo).start();
         let running = tokio::select! {
             running = starting => running?,
@@ -40,7 +41,7 @@ impl Serve {
             }
         };
         // A reader that went away (`| head -1`) is no reason to stop serving.
-        let _ = std::io::stdout().write_all(banner(running.address).as_bytes());
+        let _ = std::io::stdout().write_all(banner(running.address, is_stocked).as_bytes());
         let clean = running
             .run_until(async {
                 if let Err(error) = stop.await {
@@ -58,15 +59,25 @@ pub fn url_in_banner(line: &str) -> Option<&str> {
     line.trim().strip_prefix("dashboard").map(|url| url.trim().trim_end_matches('/'))
 }
 
-fn banner(address: SocketAddr) -> String {
+/// Where everything is, and an order to paste. What holds real goods is not stocked by itself.
+fn banner(address: SocketAddr, is_stocked: bool) -> String {
     let at = format!("http://{address}");
+    let stocking = match is_stocked {
+        true => String::new(),
+        false => format!(
+            "\
+Put something on a shelf, if there is nothing yet:
+  curl -s -X PUT {at}/v1/stock/WIDGET-A -H 'Content-Type: application/json' -d '{{\"on_hand\":100}}'
+"
+        ),
+    };
     format!(
         "\
 Stockade is ready.
   dashboard  {at}/
   API docs   {at}/docs/
   readiness  {at}/readyz
-Place an order and wait for its outcome:
+{stocking}Place an order and wait for its outcome:
   curl -s {at}/v1/orders -H 'Content-Type: application/json' -H 'Prefer: wait=5' \\
     -d '{{\"customer_id\":\"alice\",\"items\":[{{\"sku\":\"WIDGET-A\",\"quantity\":2}}]}}'
 "

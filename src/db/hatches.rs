@@ -2,7 +2,7 @@
 //!
 //! Such a row is written as leased to this process, so that nobody else takes it meanwhile. A hatch saves the reader
 //! from claiming the row and reading it back, and promises nothing: what is not passed, or not dealt with in time, is
-//! found in the table once its lease has ended.
+//! found in the table, where the reader puts it back or its lease ends.
 
 use std::any::Any;
 use std::borrow::Cow;
@@ -113,6 +113,13 @@ pub struct Hatch<P> {
     filling: Arc<Filling>,
 }
 
+/// What a reader takes out.
+pub struct Taken<P> {
+    pub fresh: Vec<P>,
+    /// What has lain too long to be dealt with within its lease: to be put back for all.
+    pub stale: Vec<P>,
+}
+
 struct Passed<P> {
     parcel: P,
     leased_at: Instant,
@@ -210,18 +217,16 @@ impl<P> Hatch<P> {
         }
     }
 
-    /// Takes up to `count` of what is there, for a reader who takes `batch` at a time. What has lain too long to be
-    /// dealt with within its lease is left to the table.
-    pub fn take(&mut self, batch: usize, count: usize) -> Vec<P> {
+    /// Takes up to `count` of what is there, for a reader who takes `batch` at a time, and what has lain too long.
+    pub fn take(&mut self, batch: usize, count: usize) -> Taken<P> {
         self.filling.room.store(2 * batch, Ordering::Relaxed);
-        let mut taken = Vec::new();
-        while taken.len() < count
+        let mut taken = Taken { fresh: Vec::new(), stale: Vec::new() };
+        while taken.fresh.len() < count
             && let Some(passed) = self.arrived.pop_front().or_else(|| self.passed.try_recv().ok())
         {
             self.filling.inside.fetch_sub(1, Ordering::Relaxed);
-            if passed.leased_at.elapsed() < self.lease / 2 {
-                taken.push(passed.parcel);
-            }
+            let is_fresh = passed.leased_at.elapsed() < self.lease / 2;
+            if is_fresh { &mut taken.fresh } else { &mut taken.stale }.push(passed.parcel);
         }
         taken
     }

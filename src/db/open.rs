@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{ConnectOptions, Connection};
 
@@ -99,9 +99,15 @@ async fn open_postgres(options: &Options) -> anyhow::Result<Engine> {
                 Ok(true)
             })
         })
-        .connect_with(connect)
-        .await
-        .context("cannot connect to Postgres")?;
+        .connect_with(connect.clone())
+        .await;
+    let pool = match pool {
+        // It kept trying, and does not say what for.
+        Err(sqlx::Error::PoolTimedOut) => Err(connect.connect().await.err().unwrap_or(sqlx::Error::PoolTimedOut)),
+        tried => tried,
+    };
+    let (host, port) = (connect.get_host(), connect.get_port());
+    let pool = pool.map_err(in_words).with_context(|| format!("cannot connect to Postgres at {host}:{port}"))?;
     for setting in ["synchronous_commit", "fsync"] {
         let value: String = sqlx::query_scalar("SELECT current_setting($1)").bind(setting).fetch_one(&pool).await?;
         if value == "off" {
@@ -109,6 +115,14 @@ async fn open_postgres(options: &Options) -> anyhow::Result<Engine> {
         }
     }
     Ok(Engine::Postgres { pool, lanes })
+}
+
+/// What sqlx says once, instead of once for each of its layers.
+fn in_words(error: sqlx::Error) -> anyhow::Error {
+    match error {
+        sqlx::Error::Database(error) => anyhow!("{}", error.message()),
+        other => anyhow!(other),
+    }
 }
 
 async fn open_sqlite(options: &Options, path: &Path) -> anyhow::Result<Engine> {

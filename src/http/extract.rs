@@ -74,13 +74,24 @@ fn parse_noting_path<T: DeserializeOwned>(raw: &[u8]) -> Result<T, Problem> {
         let pointer = pointer_of(error.path());
         let inner = error.into_inner();
         if inner.is_data() {
-            Problem::validation(vec![FieldError { pointer, detail: inner.to_string() }])
+            Problem::validation(vec![FieldError { pointer, detail: in_words(&inner.to_string()) }])
         } else {
             malformed(&inner)
         }
     })?;
     json.end().map_err(|error| malformed(&error))?;
     Ok(value)
+}
+
+/// What serde says of a value, without where it stands in the text and how we would have kept it: the pointer says where, and
+/// a program may have written the text.
+fn in_words(error: &str) -> String {
+    let said = error.rfind(" at line ").map_or(error, |end| &error[..end]);
+    let whole = ["i64", "i32", "u64", "u32", "u8", "usize"].iter().find_map(|kept| {
+        let wanted = said.strip_suffix(kept)?;
+        wanted.ends_with("expected ").then(|| format!("{wanted}a whole number"))
+    });
+    whole.unwrap_or_else(|| said.to_owned())
 }
 
 /// A JSON object and nothing else: where serde expects a struct it would also take an array of its fields.
@@ -131,9 +142,16 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Params<T> {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
         let Query(value) = Query::<T>::from_request_parts(parts, state)
             .await
-            .map_err(|rejection: QueryRejection| bad_filter(rejection.body_text()))?;
+            .map_err(|rejection: QueryRejection| bad_filter(said_of_query(&rejection.body_text())))?;
         Ok(Self(value))
     }
+}
+
+/// The name of the parameter, and what is wrong with it.
+fn said_of_query(error: &str) -> String {
+    let said = error.strip_prefix("Failed to deserialize query string: ").unwrap_or(error);
+    said.replace("invalid digit found in string", "it must be a whole number")
+        .replace("number too large to fit in target type", "the number is too large")
 }
 
 pub fn bad_filter(detail: impl Into<String>) -> Problem {
@@ -229,6 +247,9 @@ mod tests {
         assert_eq!(pointer(r#"{"list":[{"n":1},{"n":"x"}]}"#), (422, "/list/1/n".to_owned()));
         assert_eq!(pointer(r#"{"list":[[1]]}"#), (422, "/list/0".to_owned()), "an array is no object");
         assert_eq!(pointer(r#"[[{"n":1}]]"#), (422, String::new()));
+        let said = |body: &str| parse::<Outer>(body.as_bytes()).unwrap_err().errors[0].detail.clone();
+        assert_eq!(said(r#"{"list":[{"n":"x"}]}"#), "invalid type: string \"x\", expected a whole number");
+        assert_eq!(said(r#"{"list":[{}]}"#), "missing field `n`");
         assert_eq!(parse::<Outer>(b"{").unwrap_err().code, "malformed-json");
         assert_eq!(parse::<Outer>(br#"{"list":[]} {}"#).unwrap_err().code, "malformed-json");
     }

@@ -2,6 +2,7 @@
 //! stream, and the layers around all of it. Knows no module.
 
 pub mod caller;
+mod codes;
 pub mod dashboard;
 pub mod document;
 pub mod extract;
@@ -100,6 +101,7 @@ pub fn finish(router: Router, guard: Guard, api: OpenApi, limits: &Limits, metri
     router
         .route_layer(layer_fn(move |route| Guarded { route, gate: gate.clone() }))
         .merge(dashboard::routes())
+        .merge(codes::routes())
         .merge(swagger)
         .fallback(async || Problem::not_found("there is nothing at this path; see /docs"))
         // The outermost first. Given one by one, each would be boxed, and cloned by every one around it for each request.

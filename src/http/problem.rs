@@ -6,12 +6,13 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
+use super::codes;
 use crate::db::Trouble;
 use crate::messaging::transport::TransportError;
 
 #[derive(Debug, Clone, Serialize, utoipa::ToSchema)]
 pub struct Problem {
-    /// A stable path that names the kind of problem.
+    /// A stable path that names the kind of problem, and leads to what is to be said of it.
     #[serde(rename = "type")]
     #[schema(example = "/problems/validation")]
     pub kind: String,
@@ -53,6 +54,7 @@ pub struct FieldError {
 
 impl Problem {
     pub fn new(status: u16, code: &'static str, detail: impl Into<String>) -> Self {
+        debug_assert!(codes::find(code).is_some(), "{code} has no page in static/problems.md");
         let title = StatusCode::from_u16(status).ok().and_then(|status| status.canonical_reason());
         Self {
             kind: format!("/problems/{code}"),

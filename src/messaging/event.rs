@@ -182,6 +182,7 @@ pub fn read_envelope(body: &[u8], label: Label<'_>, bytes_max: usize) -> Result<
         .map_err(|error| Unreadable::new("not-utf8", format!("not UTF-8 at byte {}", error.valid_up_to())))?;
     check_depth(body)?;
     let event: Event = serde_json::from_str(text).map_err(|error| unreadable_envelope(text, &error))?;
+    check_object(text)?;
     check_text(&event)?;
     check_label(&event, label)?;
     Ok(event)
@@ -210,6 +211,14 @@ pub fn open<F>(
         decode(key, &event.payload).map_err(|error| Unreadable::new("schema", format!("payload of {key}: {error}")))?;
     let body_hash = hash_of(&body);
     Ok(Message { event, key, fact, body, body_hash })
+}
+
+/// Where serde expects a struct it would also take an array of its fields.
+fn check_object(json: &str) -> Result<(), Unreadable> {
+    if !json.trim_ascii_start().starts_with('{') {
+        return Err(Unreadable::new("schema", "envelope: it must be an object"));
+    }
+    Ok(())
 }
 
 fn check_size(body: &[u8], bytes_max: usize) -> Result<(), Unreadable> {
@@ -381,6 +390,12 @@ mod tests {
         assert_eq!(code("[".repeat(1000).as_bytes()), "too-deep");
         assert_eq!(code(b"{}"), "no-id");
         assert_eq!(code(b"[1]"), "schema");
+        let nameless = changed(|v| {
+            let fields = ["event_id", "occurred_at", "aggregate_type", "aggregate_id", "event_type", "group_id"];
+            let more = ["subsidiary_id", "correlation_id", "causation_id", "payload"];
+            *v = fields.iter().chain(&more).map(|field| v[field].clone()).collect();
+        });
+        assert_eq!(code(&nameless), "schema", "all that it takes, without names");
         assert_eq!(code(&changed(|v| v["event_id"] = "nonsense".into())), "schema");
         assert_eq!(code(&changed(|v| v["event_type"] = "vanished".into())), "unknown-type");
         assert_eq!(code(&changed(|v| v["group_id"] = "a\u{0}b".into())), "schema");

@@ -194,7 +194,10 @@ impl Office {
                 .as_deref()
                 .and_then(printable)
                 .or_else(|| event.as_ref().map(|event| event.event_id.to_string())),
-            event_type: event.as_ref().map(event::Event::routing_key).or_else(|| printable(&delivery.routing_key)),
+            event_type: event
+                .as_ref()
+                .map(event::Event::routing_key)
+                .or_else(|| printable(&delivery.routing_key).filter(|key| key != dead_letters::UNREADABLE)),
             correlation_id: event
                 .as_ref()
                 .map(|event| event.correlation_id.clone())

@@ -159,12 +159,17 @@ impl Relay {
     /// Closes the hatch and frees what was not taken from it.
     async fn shut(&self, hatch: &mut Option<Hatch<Claimed>>) {
         let Some(hatch) = hatch.take() else { return };
-        let untaken: Vec<Settlement> = hatch.close().await.iter().map(|row| Settlement::Released(row.id)).collect();
-        if !untaken.is_empty()
+        self.put_back(&hatch.close().await).await;
+    }
+
+    /// Frees rows that were handed over, for whichever relay comes first.
+    async fn put_back(&self, rows: &[Claimed]) {
+        let freed: Vec<Settlement> = rows.iter().map(|row| Settlement::Released(row.id)).collect();
+        if !freed.is_empty()
             && let Err(error) =
-                self.settle(self.kernel.db.hatches().token(), &untaken, self.kernel.db.clock().now()).await
+                self.settle(self.kernel.db.hatches().token(), &freed, self.kernel.db.clock().now()).await
         {
-            tracing::warn!(%error, rows = untaken.len(), "rows handed to the relay wait for the end of their lease");
+            tracing::warn!(%error, rows = freed.len(), "rows handed to the relay wait for the end of their lease");
         }
     }
 
@@ -222,8 +227,9 @@ impl Relay {
 
     /// What came in memory is claimed already.
     async fn publish_handed(&self, hatch: &mut Hatch<Claimed>) -> sqlx::Result<Took> {
-        let claimed = hatch.take(self.batch(), self.batch());
-        self.publish(self.kernel.db.hatches().token(), &claimed, self.kernel.db.clock().now()).await
+        let handed = hatch.take(self.batch(), self.batch());
+        self.put_back(&handed.stale).await;
+        self.publish(self.kernel.db.hatches().token(), &handed.fresh, self.kernel.db.clock().now()).await
     }
 
     async fn publish(&self, claimed_by: Uuid, claimed: &[Claimed], taken_at: Timestamp) -> sqlx::Result<Took> {

@@ -11,8 +11,9 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Operations;
-use super::actions::acted;
+use super::actions::{Why, acted};
 use crate::http::caller::Caller;
+use crate::http::extract::Body;
 use crate::http::page::Page;
 use crate::http::problem::Problem;
 use crate::messaging::transport::{Binding, Depth, dlq_of};
@@ -82,7 +83,7 @@ pub struct ConsumerState {
 /// Answers once this instance is at rest; others follow within two seconds. Names: the modules, `dead-letters`
 /// and `relay`.
 #[utoipa::path(post, path = "/v1/consumers/{name}/pause", tag = "operations", security(("key" = ["operator", "platform"])),
-    params(("name" = String, Path, example = "inventory")),
+    params(("name" = String, Path, example = "inventory")), request_body = Option<Why>,
     responses(
         (status = 200, body = ConsumerState),
         (status = 404, body = Problem, content_type = "application/problem+json"),
@@ -91,13 +92,14 @@ async fn pause_consumer(
     State(operations): State<Operations>,
     caller: Caller,
     Path(name): Path<String>,
+    body: Option<Body<Why>>,
 ) -> Result<Json<ConsumerState>, Problem> {
-    operations.set_paused(&caller, name, true).await
+    operations.set_paused(&caller, name, Why::of(body)?, true).await
 }
 
 /// Resume a consumer, on all instances.
 #[utoipa::path(post, path = "/v1/consumers/{name}/resume", tag = "operations", security(("key" = ["operator", "platform"])),
-    params(("name" = String, Path, example = "inventory")),
+    params(("name" = String, Path, example = "inventory")), request_body = Option<Why>,
     responses(
         (status = 200, body = ConsumerState),
         (status = 404, body = Problem, content_type = "application/problem+json"),
@@ -106,8 +108,9 @@ async fn resume_consumer(
     State(operations): State<Operations>,
     caller: Caller,
     Path(name): Path<String>,
+    body: Option<Body<Why>>,
 ) -> Result<Json<ConsumerState>, Problem> {
-    operations.set_paused(&caller, name, false).await
+    operations.set_paused(&caller, name, Why::of(body)?, false).await
 }
 
 impl Operations {
@@ -147,7 +150,13 @@ impl Operations {
         Ok(bindings.iter().map(queue).collect())
     }
 
-    async fn set_paused(&self, caller: &Caller, name: String, paused: bool) -> Result<Json<ConsumerState>, Problem> {
+    async fn set_paused(
+        &self,
+        caller: &Caller,
+        name: String,
+        why: Option<String>,
+        paused: bool,
+    ) -> Result<Json<ConsumerState>, Problem> {
         let known = self.topology.queues.iter().any(|binding| binding.consumer == name);
         if !known && ![relay::NAME, office::NAME].contains(&name.as_str()) {
             return Err(Problem::not_found(format!("there is no consumer {name}")));
@@ -155,7 +164,7 @@ impl Operations {
         let mut tx = self.kernel.db.begin().await?;
         pause::set(&mut tx, &name, paused).await?;
         let action = if paused { "consumer.pause" } else { "consumer.resume" };
-        actions::record(&mut tx, &acted(caller, action, &name, None, json!({}))).await?;
+        actions::record(&mut tx, &acted(caller, action, &name, why, json!({}))).await?;
         tx.commit().await?;
         self.kernel.pauses.reread().await;
         if tokio::time::timeout(REST_TIMEOUT, self.kernel.health.until_paused(&name, paused)).await.is_err() {

@@ -8,8 +8,8 @@ const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const MODULES: [&str; 4] = ["orders", "inventory", "notifications", "ledger"];
 
 /// Which parts of the crate each part may name, beside itself. `main → app → modules, operations → {http,
-/// messaging} → db`; `clock` and `numbers` are for all. A module may also name another's `events`.
-const MAY_NAME: [(&str, &[&str]); 18] = [
+/// messaging} → db`; `clock`, `money` and `numbers` are for all. A module may also name another's `events`.
+const MAY_NAME: [(&str, &[&str]); 19] = [
     ("access", &["clock", "db", "secrets"]),
     ("clock", &[]),
     ("numbers", &[]),
@@ -21,8 +21,9 @@ const MAY_NAME: [(&str, &[&str]); 18] = [
     ("http", &["access", "clock", "db", "messaging", "metrics", "trace"]),
     ("config", &["access", "clock", "db", "http", "messaging", "secrets", "telemetry"]),
     ("metrics", &[]),
+    ("money", &[]),
     ("trace", &[]),
-    ("operations", &["access", "clock", "db", "http", "messaging", "metrics", "trace"]),
+    ("operations", &["access", "clock", "db", "http", "messaging", "metrics", "money", "trace"]),
     ("orders", &["clock", "db", "http", "messaging", "numbers", "trace"]),
     ("inventory", &["clock", "db", "http", "messaging", "numbers"]),
     ("notifications", &["clock", "db", "http", "messaging", "numbers"]),
@@ -95,16 +96,34 @@ fn names(code: &str) -> BTreeSet<(String, String)> {
     let mut names = BTreeSet::new();
     for rest in code.split("crate::").skip(1) {
         match rest.strip_prefix('{') {
-            Some(group) => {
-                let group = group.split(['}', ';']).next().unwrap();
-                names.extend(group.split(',').filter(|name| !name.trim().is_empty()).map(path_of));
-            }
+            Some(group) => names.extend(entries_of(group).into_iter().map(path_of)),
             None => {
                 names.insert(path_of(rest));
             }
         }
     }
     names
+}
+
+/// The entries of a list, up to the brace that ends it; one that is a list itself is one entry.
+fn entries_of(list: &str) -> Vec<&str> {
+    let (mut depth, mut start, mut entries) = (0, 0, Vec::new());
+    for (place, c) in list.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' if depth > 0 => depth -= 1,
+            '}' | ',' if depth == 0 => {
+                entries.push(list[start..place].trim());
+                start = place + 1;
+                if c == '}' {
+                    break;
+                }
+            }
+            _ => {}
+        }
+    }
+    entries.retain(|entry| !entry.is_empty());
+    entries
 }
 
 fn path_of(text: &str) -> (String, String) {
@@ -143,10 +162,10 @@ fn words(code: &str) -> BTreeSet<&str> {
 #[test]
 fn the_reader_of_sources_sees_what_it_should() {
     let code = without_comments(
-        "use crate::orders::store::Query; // crate::gone\n/// crate::gone too\nuse crate::{http, db::Tx};",
+        "use crate::orders::store::Query; // crate::gone\n/// crate::gone too\nuse crate::{http::{a, b}, db::Tx,\n ledger};",
     );
     let seen = names(&code);
-    let expected = [("db", "Tx"), ("http", ""), ("orders", "store")];
+    let expected = [("db", "Tx"), ("http", ""), ("ledger", ""), ("orders", "store")];
     assert_eq!(seen, expected.map(|(part, next)| (part.to_owned(), next.to_owned())).into());
     assert_eq!(functions("pub async fn a(c: &mut C) {}\npub async fn b<T>(t: T) {}", "pub async fn ").len(), 2);
     assert_eq!(words("SELECT x FROM orders_lines l"), ["orders_lines"].into());

@@ -10,7 +10,7 @@ use stockade::messaging::health::LoopState;
 use stockade::messaging::pause::{self, Pauses};
 use tokio_util::sync::CancellationToken;
 
-use crate::support::kernel::{AGES, ATTEMPTS_MAX, EVENT_BYTES_MAX, LEASE, QUIET, Rig, many, told, told_with};
+use crate::support::kernel::{AGES, ATTEMPTS_MAX, EVENT_BYTES_MAX, LEASE, QUEUE, QUIET, Rig, many, told, told_with};
 use crate::support::{DEADLINE, Engine, TestDb, each_database, each_database_on_rabbit, eventually};
 
 async fn a_duplicate_has_no_second_effect_and_is_counted(db: TestDb) {
@@ -240,6 +240,52 @@ async fn poison_is_filed_verbatim_with_its_reason(db: TestDb) {
     assert!(plain == expected, "{:?}", plain.iter().map(|(reason, _)| reason).collect::<Vec<_>>());
     assert_eq!(rig.effects(&good).await, 1, "the good one among them is none the worse");
     assert_eq!(rig.number("SELECT count(*) FROM messaging_inbox").await, 1);
+}
+
+/// Somebody's hand, or a disk's: rows as we never write them. Each is a letter, and what comes behind it is dealt with.
+async fn a_row_that_makes_no_sense_is_a_letter_and_holds_nobody_up(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let (now, bytes, no_row) = match rig.is_postgres() {
+        true => ("now()", "'garbage'", format!("'{}'", mint_id())),
+        false => ("1", "CAST('garbage' AS BLOB)", "4711".to_owned()),
+    };
+    let row = |columns: &str, values: &str| {
+        format!("INSERT INTO messaging_queue (queue, enqueued_at, {columns}) VALUES ('{QUEUE}', {now}, {values})")
+    };
+    let mut rows = vec![
+        row("body", bytes),
+        row("outbox_ref", &no_row),
+        row("body, deliveries, routing_key, headers", &format!("{bytes}, 2147483647, 'a.b', '{{}}'")),
+        row("body, headers, x_death", &format!("{bytes}, 'no JSON', 'no JSON'")),
+    ];
+    if !rig.is_postgres() {
+        let odd = "CAST(x'ff' AS TEXT)";
+        rows.push(row("body, deliveries", &format!("{bytes}, 1099511627776")));
+        rows.push(row(
+            "body, message_id, routing_key, correlation_id, headers, x_death",
+            &format!("{bytes}, {odd}, {odd}, {odd}, {odd}, {odd}"),
+        ));
+        for refs in ["no JSON", "[\"a\"]"] {
+            rows.push(format!(
+                "INSERT INTO messaging_bundles (queue, outbox_refs, enqueued_at, lock_token, lease_until)
+                 VALUES ('{QUEUE}', '{refs}', 1, x'00', 0)"
+            ));
+        }
+    }
+    for row in &rows {
+        rig.execute(row).await;
+    }
+    let good = told("note");
+    rig.deliver(&good, 1).await;
+    assert!(rig.depth(QUEUE).await.ready > 0, "it can be counted");
+    rig.settle().await;
+    assert_eq!(rig.effects(&good).await, 1);
+    let letters = rig.letters().await;
+    assert_eq!(letters.len(), rows.len(), "{letters:?}");
+    assert!(letters.iter().all(|letter| ["not-json", "schema"].contains(&letter.reason.as_str())), "{letters:?}");
+    for table in ["messaging_queue", "messaging_bundles"] {
+        assert_eq!(rig.number(&format!("SELECT count(*) FROM {table}")).await, 0, "{table}");
+    }
 }
 
 async fn from_the_third_delivery_on_a_message_runs_alone(db: TestDb) {
@@ -619,6 +665,7 @@ each_database!(
     a_panic_is_retried_and_ends_as_handler_panic,
     retries_go_through_the_outbox_with_backoff_and_keep_id_and_correlation,
     poison_is_filed_verbatim_with_its_reason,
+    a_row_that_makes_no_sense_is_a_letter_and_holds_nobody_up,
     from_the_third_delivery_on_a_message_runs_alone,
     copies_of_processed_events_are_dismissed_together_however_often_they_came,
     a_message_that_kills_its_consumer_again_and_again_is_rejected,

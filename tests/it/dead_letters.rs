@@ -1,5 +1,6 @@
 //! The dead-letter office and the way back: any bytes are filed once, and a redrive repeats nothing.
 
+use bytes::Bytes;
 use serde_json::{Map, Value, json};
 use stockade::clock::mint_id;
 use stockade::messaging::dead_letters::{self, NewLetter, Redriven};
@@ -157,6 +158,24 @@ async fn any_bytes_can_be_redriven(db: TestDb) {
     }
     again.sort();
     assert_eq!(again, [b"".to_vec(), b"text".to_vec(), b"\xff\x00\xfe".to_vec()]);
+}
+
+async fn a_letter_without_a_type_comes_back_without_one(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let message = RawMessage {
+        queue: rig.queue.clone(),
+        routing_key: String::new(),
+        message_id: None,
+        correlation_id: None,
+        headers: Map::new(),
+        body: Bytes::from_static(b"poison"),
+    };
+    rig.kernel.transport.publish_raw(&message, 1).await.unwrap();
+    rig.settle().await;
+    assert_eq!(rig.redrive(rig.letters().await[0].id).await, Redriven::Sent);
+    rig.settle().await;
+    let types: Vec<Option<String>> = rig.letters().await.into_iter().map(|letter| letter.event_type).collect();
+    assert_eq!(types, [None, None]);
 }
 
 async fn a_redrive_of_what_was_applied_already_says_so_and_sends_nothing(db: TestDb) {
@@ -325,6 +344,7 @@ each_database!(
     a_redrive_keeps_bytes_id_correlation_and_headers,
     a_redrive_that_fails_again_is_a_letter_of_its_own,
     any_bytes_can_be_redriven,
+    a_letter_without_a_type_comes_back_without_one,
     a_redrive_of_what_was_applied_already_says_so_and_sends_nothing,
     redriving_an_impostor_leaves_the_dead_first_as_it_is,
     two_redrives_of_one_letter_send_it_once,

@@ -113,6 +113,23 @@ async fn a_transaction_that_counts_on_a_hatch_keeps_it_open(db: TestDb) {
     assert_eq!(depth(&rig).await, (3, 0), "handed over while it closed, and given back");
 }
 
+/// A reader that was kept from its work, by a lock or a database that was away, takes up what came meanwhile as soon as it can.
+async fn what_has_lain_too_long_is_put_back_at_once(db: TestDb) {
+    let lease = Duration::from_secs(4);
+    let rig = Rig::with_lease(&db, lease).await;
+    let mut late = open(&rig, 2 * CROWD).await;
+    rig.tell(&many("note", 3)).await;
+    rig.tell(&many("note", CROWD)).await;
+    assert_eq!(depth(&rig).await, (0, 23));
+    tokio::time::sleep(lease / 2).await;
+    rig.tell(&many("note", 1)).await;
+    let fresh = late.take(2 * CROWD).await.unwrap();
+    assert_eq!(fresh.len(), 1, "what is new is dealt with");
+    assert_eq!(depth(&rig).await, (23, 1), "the rest is free for all");
+    let again = rig.take(&mut late, 23).await;
+    assert!(again.iter().all(|delivery| delivery.deliveries == 1 && !delivery.handed_over));
+}
+
 async fn what_finds_no_room_is_free_for_all(db: TestDb) {
     let rig = Rig::new(&db).await;
     let _slow = open(&rig, 2).await;
@@ -400,7 +417,7 @@ async fn what_the_relay_is_handed_is_what_the_row_holds(db: TestDb) {
     hatch.take(1, 0);
     rig.tell(&many("note", 3)).await;
     rig.tell(&many("note", 1)).await;
-    let handed = hatch.take(1, 10);
+    let handed = hatch.take(1, 10).fresh;
     assert_eq!(handed.len(), 3);
     assert_eq!(claim(&rig).await.len(), 1, "born in the relay's hands, but for what found no room");
     rig.advance(LEASE + Duration::from_secs(1)).await;
@@ -513,6 +530,7 @@ each_database!(
     what_was_given_back_does_not_come_again_with_its_bundle,
     a_reader_that_leaves_gives_back_what_it_has_not_taken,
     a_transaction_that_counts_on_a_hatch_keeps_it_open,
+    what_has_lain_too_long_is_put_back_at_once,
     what_finds_no_room_is_free_for_all,
     what_is_handed_over_is_what_the_row_holds,
     what_is_meant_for_one_queue_goes_to_no_other,

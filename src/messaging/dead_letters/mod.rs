@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use serde_json::Value;
 use uuid::Uuid;
 
-pub use resolve::{NotResolved, Redriven, discard, redrive, redrive_many, restore};
+pub use resolve::{NotResolved, Redriven, UNREADABLE, discard, redrive, redrive_many, restore};
 
 use super::event::{self, Label};
 use crate::clock::{Timestamp, mint_id};

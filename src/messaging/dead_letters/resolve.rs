@@ -14,7 +14,7 @@ use uuid::Uuid;
 use super::{Letter, LetterRow, close_many};
 use crate::clock::mint_id;
 use crate::db::Tx;
-use crate::messaging::event::{self, Event, Label, routing_key};
+use crate::messaging::event::{self, Event, Label};
 use crate::messaging::inbox::{self, State};
 use crate::messaging::outbox::{self, Entry, Kind};
 use crate::trace::Traceparent;
@@ -103,10 +103,13 @@ fn entry(letter: &Letter, event: Option<&Event>) -> Entry {
     }
 }
 
+/// The routing key under which a letter goes back that has none: no type of any event.
+pub const UNREADABLE: &str = "unreadable.message";
+
 /// The outbox columns of a letter whose envelope cannot be read.
 fn unreadable_entry(id: Uuid, row: &LetterRow) -> Entry {
-    let key = row.event_type.clone().unwrap_or_else(|| routing_key("unreadable", "message"));
-    let (aggregate_type, event_type) = key.split_once('.').unwrap_or(("unreadable", &key));
+    let key = row.event_type.as_deref().unwrap_or(UNREADABLE);
+    let (aggregate_type, event_type) = key.split_once('.').unwrap_or(("unreadable", key));
     Entry {
         id,
         event_id: id,

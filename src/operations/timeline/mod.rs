@@ -23,6 +23,7 @@ use crate::http::problem::Problem;
 use crate::messaging::event::routing_key;
 use crate::messaging::transport::{Binding, Way};
 use crate::messaging::{instances, relay};
+use crate::money::in_major;
 
 pub use hops::Hop;
 use waits::Surroundings;
@@ -353,7 +354,7 @@ async fn read_effects(tx: &mut Tx, group_id: &str, order_id: Uuid) -> sqlx::Resu
     })?;
     let mut effects = Vec::new();
     for (account, amount_minor, currency, event_id, at) in entries {
-        let text = format!("booked {amount_minor} {currency} to {account}");
+        let text = format!("booked {} to {account}", in_major(amount_minor, &currency));
         effects.push(Effect { who: "ledger", text, event_id: Some(event_id), at });
     }
     for (number, state, event_id, created_at, updated_at) in reservations {

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{App, TestDb, each_database, eventually, fields, problem};
+use crate::support::{App, TestDb, each_database, eventually, fields, problem, wrong_field};
 
 const QUEUE_FIELDS: [&str; 9] =
     ["consumers", "dead_letters", "depth", "dlq_depth", "in_flight", "name", "oldest_age_ms", "paused", "stale"];
@@ -147,6 +147,10 @@ async fn a_pause_survives_a_restart(db: TestDb) {
     for path in ["/v1/consumers/nobody/pause", "/v1/consumers/nobody/resume"] {
         problem(app.post(path, &json!({})).send().await.unwrap(), 404, "not-found").await;
     }
+    app.tell("/v1/consumers/ledger/pause", &json!({ "reason": "the books are being closed" })).await;
+    assert_eq!(app.read("/v1/actions?limit=1").await["data"][0]["why"], "the books are being closed");
+    wrong_field(app.post("/v1/consumers/ledger/resume", &json!({ "why": "x" })).send().await.unwrap(), "/why").await;
+    assert_eq!(app.read("/v1/queues/ledger").await["paused"], true, "what cannot be read does nothing");
     app.stop().await;
 }
 

@@ -2,8 +2,9 @@
 
 use reqwest::{Method, Response};
 use serde_json::{Value, json};
+use stockade::app::Builder;
 
-use crate::support::{App, TestDb, each_database, order, problem, wrong_field};
+use crate::support::{App, TestDb, each_database, order, problem, settings, wrong_field};
 
 const SOME_ID: &str = "019a0000-0000-7000-8000-000000000000";
 
@@ -50,6 +51,26 @@ async fn what_is_not_there_is_not_found(db: TestDb) {
     problem(app.post(&redrive, &json!({})).send().await.unwrap(), 404, "not-found").await;
     let lab = json!({ "queue": "nowhere", "body": "x" });
     problem(app.post("/v1/lab/publish", &lab).send().await.unwrap(), 404, "not-found").await;
+    problem(app.get("/problems/no-such-code").send().await.unwrap(), 404, "not-found").await;
+    app.stop().await;
+}
+
+async fn a_problem_leads_to_what_is_to_be_said_of_it(db: TestDb) {
+    let app = App::start(&db).await;
+    let nowhere = problem(app.get("/v1/nowhere").send().await.unwrap(), 404, "not-found").await;
+    for path in [nowhere["type"].as_str().unwrap(), "/problems"] {
+        let page = app.get(path).send().await.unwrap();
+        assert_eq!(page.status(), 200, "{path}");
+        assert!(page.text().await.unwrap().contains("Check the id"), "{path}");
+    }
+    app.stop().await;
+}
+
+async fn a_closed_lab_says_how_it_is_opened(db: TestDb) {
+    let app = App::start_built(Builder::new(settings(&db, &[]))).await;
+    let closed = app.post("/v1/lab/crash", &json!({ "point": "relay.before_mark" })).send().await.unwrap();
+    let closed = problem(closed, 404, "not-found").await;
+    assert!(closed["detail"].as_str().unwrap().contains("serve --demo"), "{closed}");
     app.stop().await;
 }
 
@@ -280,6 +301,8 @@ async fn the_fault_lab_checks_what_it_is_given(db: TestDb) {
 
 each_database!(
     what_is_not_there_is_not_found,
+    a_problem_leads_to_what_is_to_be_said_of_it,
+    a_closed_lab_says_how_it_is_opened,
     a_method_that_a_path_does_not_take_is_told_which_it_does,
     a_body_must_be_json_and_say_so,
     a_body_too_large_is_refused,

@@ -192,7 +192,7 @@ async fn a_whole_life_is_told(db: TestDb) {
         ["api: took the payment".to_owned(), "api: fulfilled the order".to_owned()]
     );
     let effects = texts(&told, "effect");
-    for line in ["ledger: booked 250 USD to cash", "ledger: booked -250 USD to customer:alice"] {
+    for line in ["ledger: booked 2.50 USD to cash", "ledger: booked -2.50 USD to customer:alice"] {
         assert!(effects.contains(&line.to_owned()), "{line} in {effects:?}");
     }
     assert!(effects.iter().any(|line| line.ends_with(" is fulfilled")), "{effects:?}");

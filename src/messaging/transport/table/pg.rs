@@ -54,6 +54,7 @@ pub async fn move_due(c: &mut PgConnection, limit: i64, now: Timestamp) -> sqlx:
     Ok(Moved { rows, queues })
 }
 
+/// Whatever is in a row is claimed, be it one that nobody of us wrote: what makes no sense is the gate's to refuse.
 pub async fn claim(c: &mut PgConnection, look: &Look<'_>, _now: Timestamp) -> sqlx::Result<Vec<Row>> {
     let rows: Vec<Columns> = sqlx::query_as(
         "WITH next AS MATERIALIZED (
@@ -62,12 +63,12 @@ pub async fn claim(c: &mut PgConnection, look: &Look<'_>, _now: Timestamp) -> sq
              ORDER BY queue, id LIMIT $3 FOR UPDATE SKIP LOCKED),
          claimed AS (
              UPDATE messaging_queue q SET lock_token = $2, lease_until = now() + $4 * interval '1 ms',
-                 deliveries = deliveries + 1
+                 deliveries = LEAST(deliveries, 2147483646) + 1
              FROM next WHERE q.id = next.id RETURNING q.*)
          SELECT c.id, CASE WHEN o.id IS NULL THEN c.message_id
                  WHEN o.kind = 'redrive' THEN o.headers::json ->> 'x-message-id' ELSE o.event_id::text END,
-             COALESCE(c.routing_key, o.aggregate_type || '.' || o.event_type),
-             COALESCE(c.correlation_id, o.correlation_id), COALESCE(c.headers, o.headers), COALESCE(c.body, o.body),
+             COALESCE(c.routing_key, o.aggregate_type || '.' || o.event_type, ''),
+             COALESCE(c.correlation_id, o.correlation_id), COALESCE(c.headers, o.headers, '{}'), COALESCE(c.body, o.body, ''),
              c.x_death, c.deliveries
          FROM claimed c LEFT JOIN messaging_outbox o ON o.id = c.outbox_ref",
     )

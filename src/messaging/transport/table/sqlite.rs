@@ -55,9 +55,10 @@ pub async fn move_due(c: &mut SqliteConnection, limit: i64, now: Timestamp) -> s
     Ok(Moved { rows, queues })
 }
 
+/// Whatever is in a row is claimed, be it one that nobody of us wrote: what makes no sense is the gate's to refuse.
 pub async fn claim(c: &mut SqliteConnection, look: &Look<'_>, now: Timestamp) -> sqlx::Result<Vec<Row>> {
     let claimed = query(
-        "UPDATE messaging_queue SET lock_token = $2, lease_until = $6, deliveries = deliveries + 1
+        "UPDATE messaging_queue SET lock_token = $2, lease_until = $6, deliveries = min(deliveries, 2147483646) + 1
          WHERE id IN (SELECT id FROM messaging_queue
              WHERE queue = $1 AND id > $3 AND (lease_until IS NULL OR lease_until <= $5) ORDER BY id LIMIT $4)",
     )
@@ -74,11 +75,12 @@ pub async fn claim(c: &mut SqliteConnection, look: &Look<'_>, now: Timestamp) ->
     }
     let found: Vec<Columns> = query_as(
         "SELECT q.id,
-             CASE WHEN o.seq IS NULL THEN q.message_id WHEN o.kind = 'redrive' THEN o.headers ->> 'x-message-id'
-                 ELSE lower(hex(o.event_id)) END,
-             COALESCE(q.routing_key, o.aggregate_type || '.' || o.event_type),
-             COALESCE(q.correlation_id, o.correlation_id), COALESCE(q.headers, o.headers),
-             COALESCE(q.body, o.body), q.x_death, q.deliveries
+             CAST(CASE WHEN o.seq IS NULL THEN q.message_id WHEN o.kind = 'redrive' THEN o.headers ->> 'x-message-id'
+                 ELSE lower(hex(o.event_id)) END AS BLOB),
+             CAST(COALESCE(q.routing_key, o.aggregate_type || '.' || o.event_type, '') AS BLOB),
+             CAST(COALESCE(q.correlation_id, o.correlation_id) AS BLOB),
+             CAST(COALESCE(q.headers, o.headers, '{}') AS BLOB),
+             COALESCE(q.body, o.body, x''), CAST(q.x_death AS BLOB), q.deliveries
          FROM (SELECT * FROM messaging_queue WHERE queue = $1 AND id > $3 AND lock_token = $2 ORDER BY id) AS q
          LEFT JOIN messaging_outbox o ON o.seq = q.outbox_ref",
     )
@@ -90,9 +92,13 @@ pub async fn claim(c: &mut SqliteConnection, look: &Look<'_>, now: Timestamp) ->
     Ok(found.into_iter().map(row).collect())
 }
 
-type Columns = (i64, Option<String>, String, Option<String>, String, Vec<u8>, Option<String>, i32);
+/// Texts as bytes: those of SQLite may be no UTF-8.
+type Columns = (i64, Option<Vec<u8>>, Vec<u8>, Option<Vec<u8>>, Vec<u8>, Vec<u8>, Option<Vec<u8>>, i32);
 
 fn row((id, message_id, routing_key, correlation_id, headers, body, x_death, deliveries): Columns) -> Row {
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    let (message_id, routing_key, headers) = (message_id.map(text), text(routing_key), text(headers));
+    let (correlation_id, x_death) = (correlation_id.map(text), x_death.map(text));
     // An id of our own comes without hyphens; a foreign one stays as it is.
     let ours = message_id.as_deref().and_then(|id| Uuid::try_parse(id).ok());
     let message_id = ours.map(|id| id.to_string()).or(message_id);
@@ -146,10 +152,17 @@ pub async fn delete(c: &mut SqliteConnection, owed: &Owed) -> sqlx::Result<u64> 
 }
 
 pub async fn unpack(c: &mut SqliteConnection, queue: &str, now: Timestamp) -> sqlx::Result<()> {
+    // One that is no list of rows becomes a message itself, for the gate to refuse.
     query(
-        "INSERT INTO messaging_queue (queue, outbox_ref, enqueued_at, deliveries)
-         SELECT queue, part.value, enqueued_at, 1 FROM messaging_bundles, json_each(outbox_refs) AS part
-         WHERE queue = $1 AND lease_until <= $2 AND part.value IS NOT NULL ORDER BY part.value",
+        "WITH over AS MATERIALIZED (
+             SELECT queue, outbox_refs, enqueued_at, CASE WHEN json_valid(outbox_refs) THEN NOT EXISTS (
+                 SELECT 1 FROM json_each(outbox_refs) WHERE type NOT IN ('integer', 'null')) END AS is_list
+             FROM messaging_bundles WHERE queue = $1 AND lease_until <= $2)
+         INSERT INTO messaging_queue (queue, outbox_ref, body, enqueued_at, deliveries)
+         SELECT queue, part.value, NULL, enqueued_at, 1
+         FROM over, json_each(CASE WHEN is_list THEN outbox_refs ELSE '[]' END) AS part WHERE part.value IS NOT NULL
+         UNION ALL SELECT queue, NULL, CAST(outbox_refs AS BLOB), enqueued_at, 1 FROM over WHERE is_list IS NOT TRUE
+         ORDER BY 2",
     )
     .bind(queue)
     .bind(now)
@@ -254,9 +267,10 @@ pub async fn count(
              (SELECT count(*) FROM messaging_subscriptions WHERE queue = name AND seen_at > $2 - $3)
          FROM (SELECT value AS name FROM jsonb_each($1))
          LEFT JOIN (SELECT queue, min(enqueued_at) AS oldest,
-                 sum((SELECT count(value) FROM json_each(outbox_refs))) FILTER (WHERE lease_until <= $2) AS ready,
-                 sum((SELECT count(value) FROM json_each(outbox_refs))) FILTER (WHERE lease_until > $2) AS held
-             FROM messaging_bundles GROUP BY queue) AS b ON b.queue = name",
+                 sum((SELECT count(value) FROM json_each(refs))) FILTER (WHERE lease_until <= $2) AS ready,
+                 sum((SELECT count(value) FROM json_each(refs))) FILTER (WHERE lease_until > $2) AS held
+             FROM (SELECT *, CASE WHEN json_valid(outbox_refs) THEN outbox_refs ELSE '[0]' END AS refs
+                 FROM messaging_bundles) GROUP BY queue) AS b ON b.queue = name",
     )
     .bind(Json(queues))
     .bind(now)

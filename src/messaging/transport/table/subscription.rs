@@ -121,8 +121,9 @@ impl TableSubscription {
             false => Vec::new(),
         };
         if let Some(hatch) = &mut self.hatch {
-            let parcels = hatch.take(max, max - deliveries.len());
-            deliveries.extend(parcels.into_iter().map(|parcel| self.deliver_parcel(parcel)));
+            let handed = hatch.take(max, max - deliveries.len());
+            deliveries.extend(handed.fresh.into_iter().map(|parcel| self.deliver_parcel(parcel)));
+            self.put_back(handed.stale).await;
         }
         Ok(deliveries)
     }
@@ -166,6 +167,16 @@ impl TableSubscription {
                 self.deliver(row, Tag { id, token }, Place::Row(id))
             })
             .collect())
+    }
+
+    /// Puts what was handed over into the queue, for whoever comes first.
+    async fn put_back(&mut self, parcels: Vec<Parcel>) {
+        let tags: Vec<Tag> = parcels.into_iter().map(|parcel| self.deliver_parcel(parcel).tag).collect();
+        if !tags.is_empty()
+            && let Err(error) = self.release(&tags).await
+        {
+            tracing::debug!(%error, queue = self.queue, "could not give messages back; their lease will");
+        }
     }
 
     fn deliver_parcel(&mut self, parcel: Parcel) -> Delivery {
@@ -326,13 +337,7 @@ impl TableSubscription {
 
     pub async fn close(mut self) {
         if let Some(hatch) = self.hatch.take() {
-            let untaken: Vec<Tag> =
-                hatch.close().await.into_iter().map(|parcel| self.deliver_parcel(parcel).tag).collect();
-            if !untaken.is_empty()
-                && let Err(error) = self.release(&untaken).await
-            {
-                tracing::debug!(%error, queue = self.queue, "could not give messages back; their lease will");
-            }
+            self.put_back(hatch.close().await).await;
         }
         let goodbye = async {
             let mut tx = self.table.db.begin_relaxed().await?;
