@@ -117,9 +117,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_banner_says_where_the_server_is() {
-        let banner = banner("127.0.0.1:4711".parse().unwrap());
-        let urls: Vec<&str> = banner.lines().filter_map(url_in_banner).collect();
-        assert_eq!(urls, ["http://127.0.0.1:4711"]);
+    fn the_banner_says_where_the_server_is_and_how_to_stock_it() {
+        for is_stocked in [true, false] {
+            let banner = banner("127.0.0.1:4711".parse().unwrap(), is_stocked);
+            let urls: Vec<&str> = banner.lines().filter_map(url_in_banner).collect();
+            assert_eq!(urls, ["http://127.0.0.1:4711"]);
+            assert_eq!(banner.contains("-X PUT http://127.0.0.1:4711/v1/stock/WIDGET-A"), !is_stocked, "{banner}");
+        }
     }
 }

@@ -161,6 +161,14 @@ impl Limiter {
         if request.body().is_end_stream() {
             return Ok(());
         }
+        let too_large = || {
+            let detail = format!("the body is larger than the {} bytes that this server takes", self.body_bytes_max);
+            Problem::new(413, "body-too-large", detail)
+        };
+        // One that says so itself is not waited for.
+        if request.body().size_hint().lower() > self.body_bytes_max as u64 {
+            return Err(too_large());
+        }
         let body = std::mem::take(request.body_mut());
         // So long for each part: a large body may come from far away, and the time for a request bounds the whole.
         let body = TimeoutBody::new(self.body_timeout, Limited::new(body, self.body_bytes_max));
@@ -169,9 +177,7 @@ impl Limiter {
                 *request.body_mut() = Body::from(body.to_bytes());
                 Ok(())
             }
-            Err(error) if error.is::<LengthLimitError>() => {
-                Err(Problem::new(413, "body-too-large", "the body is larger than this server takes"))
-            }
+            Err(error) if error.is::<LengthLimitError>() => Err(too_large()),
             Err(error) if error.is::<TimeoutError>() => {
                 Err(Problem::new(408, "body-too-slow", "the body did not come in time"))
             }

@@ -147,7 +147,8 @@ type Open<'a> = BTreeMap<(String, Uuid), Vec<Asked<'a>>>;
 
 /// Moves reservations along as their orders are paid, fulfilled, cancelled or expire, and holds stock for orders
 /// placed in the same batch. What stands moves first, so that stock given back can be held again. Stock is locked
-/// before reservations, each in the order of its keys, as [`reserve_many`] does.
+/// before reservations, each in the order of its keys, as [`reserve_many`] does; but for a reservation that another instance
+/// commits in between, whose stock is locked as it is let go.
 pub async fn live_on(
     tx: &mut Tx,
     mut placed: Vec<Placed<'_>>,

@@ -26,7 +26,7 @@ macro_rules! values {
         impl<$($value: ToSql),+> Values for ($($value,)+) {
             const WIDTH: usize = [$(stringify!($value)),+].len();
 
-            #[allow(non_snake_case)]
+            #[expect(non_snake_case, reason = "a value is named as its type is")]
             fn bind(&self, statement: &mut CachedStatement<'_>, first: usize) -> rusqlite::Result<()> {
                 let ($($value,)+) = self;
                 let mut values = [$($value as &dyn ToSql),+].into_iter().zip(first..);

@@ -210,8 +210,10 @@ impl<R: Reaction> Consumer<R> {
         match AssertUnwindSafe(self.reaction.react(tx, batch)).catch_unwind().await {
             Ok(outcomes) => {
                 let outcomes = outcomes?;
-                assert_eq!(outcomes.len(), batch.len(), "{} must give one outcome per event", R::NAME);
-                Ok(outcomes)
+                match outcomes.len() == batch.len() {
+                    true => Ok(outcomes),
+                    false => Err(Failure::Panic(format!("{} must give one outcome per event", R::NAME))),
+                }
             }
             Err(panic) => Err(Failure::Panic(panic_text(panic.as_ref()))),
         }

@@ -1,8 +1,13 @@
 //! Every error is a problem+json with a stable code, and points at the field that is wrong.
 
+use std::time::Duration;
+
 use reqwest::{Method, Response};
 use serde_json::{Value, json};
 use stockade::app::Builder;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
 
 use crate::support::{App, TestDb, each_database, order, problem, settings, wrong_field};
 
@@ -129,6 +134,13 @@ async fn a_body_too_large_is_refused(db: TestDb) {
     let stock = json!({ "on_hand": 1, "padding": "x".repeat(4096) });
     problem(app.put("/v1/stock/A", &stock).send().await.unwrap(), 413, "body-too-large").await;
     assert_eq!(app.place("alice", &[("A", 1)]).await["status"], "placed");
+    // Nothing of it needs to come: that it would be too long is said before.
+    let head = "POST /v1/orders HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
+    let mut socket = TcpStream::connect(app.running.address).await.unwrap();
+    socket.write_all(format!("{head}content-length: 99999999999\r\n\r\n").as_bytes()).await.unwrap();
+    let mut answer = [0; 12];
+    timeout(Duration::from_secs(5), socket.read_exact(&mut answer)).await.expect("at once").unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 413");
     app.stop().await;
 }
 
