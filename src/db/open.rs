@@ -20,6 +20,8 @@ use super::sqlite::{Opening, Readers, Writer};
 const SQLITE_VERSION_MIN: (u32, u32, u32) = (3, 51, 3);
 /// For how long a connection to Postgres counts as alive without being asked.
 const POSTGRES_TRUSTED_FOR: Duration = Duration::from_millis(500);
+/// How long to wait for a Postgres that did not answer to say why.
+const SAY_WHY_WITHIN: Duration = Duration::from_secs(2);
 
 /// How to open a database; every limit has its setting in `config.rs`.
 #[derive(Clone)]
@@ -102,12 +104,18 @@ async fn open_postgres(options: &Options) -> anyhow::Result<Engine> {
         .connect_with(connect.clone())
         .await;
     let pool = match pool {
-        // It kept trying, and does not say what for.
-        Err(sqlx::Error::PoolTimedOut) => Err(connect.connect().await.err().unwrap_or(sqlx::Error::PoolTimedOut)),
-        tried => tried,
+        // It kept trying, and does not say what was in the way.
+        Err(timed_out @ sqlx::Error::PoolTimedOut) => {
+            match tokio::time::timeout(SAY_WHY_WITHIN, connect.connect()).await {
+                Ok(Err(why)) => Err(anyhow!(timed_out).context(in_words(&why))),
+                Ok(Ok(_)) | Err(_) => Err(anyhow!(timed_out)),
+            }
+        }
+        Err(error @ sqlx::Error::Database(_)) => Err(anyhow!(in_words(&error))),
+        tried => tried.map_err(anyhow::Error::new),
     };
     let (host, port) = (connect.get_host(), connect.get_port());
-    let pool = pool.map_err(in_words).with_context(|| format!("cannot connect to Postgres at {host}:{port}"))?;
+    let pool = pool.with_context(|| format!("cannot connect to Postgres at {host}:{port}"))?;
     for setting in ["synchronous_commit", "fsync"] {
         let value: String = sqlx::query_scalar("SELECT current_setting($1)").bind(setting).fetch_one(&pool).await?;
         if value == "off" {
@@ -117,11 +125,12 @@ async fn open_postgres(options: &Options) -> anyhow::Result<Engine> {
     Ok(Engine::Postgres { pool, lanes })
 }
 
-/// What sqlx says once, instead of once for each of its layers.
-fn in_words(error: sqlx::Error) -> anyhow::Error {
+/// What was in the way, without what sqlx says around it.
+fn in_words(error: &sqlx::Error) -> String {
     match error {
-        sqlx::Error::Database(error) => anyhow!("{}", error.message()),
-        other => anyhow!(other),
+        sqlx::Error::Database(error) => error.message().to_owned(),
+        sqlx::Error::Io(error) => error.to_string(),
+        other => other.to_string(),
     }
 }
 

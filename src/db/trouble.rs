@@ -61,8 +61,9 @@ impl Trouble {
             "40001" | "40P01" => Self::Conflict,
             "55P03" | "57014" => Self::Busy, // lock_not_available, query_canceled (statement_timeout)
             "25006" => Self::Away,           // read_only_sql_transaction: a failover in progress
-            // connection trouble, out of resources, operator intervention, system error, internal error (a damaged file)
-            _ if ["08", "53", "57", "58", "XX"].contains(&code.get(..2).unwrap_or_default()) => Self::Away,
+            "XX001" | "XX002" => Self::Away, // data_corrupted, index_corrupted
+            // connection trouble, out of resources, operator intervention, system error
+            _ if ["08", "53", "57", "58"].contains(&code.get(..2).unwrap_or_default()) => Self::Away,
             _ => Self::Statement,
         }
     }

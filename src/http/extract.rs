@@ -87,6 +87,9 @@ fn parse_noting_path<T: DeserializeOwned>(raw: &[u8]) -> Result<T, Problem> {
 /// a program may have written the text.
 fn in_words(error: &str) -> String {
     let said = error.rfind(" at line ").map_or(error, |end| &error[..end]);
+    if let Some(number) = said.strip_prefix("invalid value: integer `").and_then(|rest| rest.split('`').next()) {
+        return format!("{number} is out of range");
+    }
     let whole = ["i64", "i32", "u64", "u32", "u8", "usize"].iter().find_map(|kept| {
         let wanted = said.strip_suffix(kept)?;
         wanted.ends_with("expected ").then(|| format!("{wanted}a whole number"))
@@ -150,7 +153,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Params<T> {
 /// The name of the parameter, and what is wrong with it.
 fn said_of_query(error: &str) -> String {
     let said = error.strip_prefix("Failed to deserialize query string: ").unwrap_or(error);
-    said.replace("invalid digit found in string", "it must be a whole number")
+    said.replace("invalid digit found in string", "it must be a whole number, in range")
         .replace("number too large to fit in target type", "the number is too large")
 }
 
@@ -249,6 +252,7 @@ mod tests {
         assert_eq!(pointer(r#"[[{"n":1}]]"#), (422, String::new()));
         let said = |body: &str| parse::<Outer>(body.as_bytes()).unwrap_err().errors[0].detail.clone();
         assert_eq!(said(r#"{"list":[{"n":"x"}]}"#), "invalid type: string \"x\", expected a whole number");
+        assert_eq!(said(r#"{"list":[{"n":-1}]}"#), "-1 is out of range");
         assert_eq!(said(r#"{"list":[{}]}"#), "missing field `n`");
         assert_eq!(parse::<Outer>(b"{").unwrap_err().code, "malformed-json");
         assert_eq!(parse::<Outer>(br#"{"list":[]} {}"#).unwrap_err().code, "malformed-json");

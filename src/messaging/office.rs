@@ -18,7 +18,7 @@ use super::dead_letters::{self, NewLetter};
 use super::event::{self, Label, Unreadable};
 use super::health::{LoopState, Pulse};
 use super::inbox::{self, State};
-use super::transport::{Delivery, Subscription, TransportError, Way, dlq_of};
+use super::transport::{Delivery, Subscription, Tag, TransportError, Way, dlq_of};
 use super::{Kernel, Patience};
 use crate::clock::mint_id;
 use crate::db::{Trouble, Tx};
@@ -93,7 +93,9 @@ impl Office {
         let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
         match trouble {
             Some(why) => drop(troubles.insert(sender.consumer, why)),
-            None => drop(troubles.remove(sender.consumer)),
+            // Another one's trouble is as old as it is.
+            None if troubles.remove(sender.consumer).is_none() && !troubles.is_empty() => return,
+            None => {}
         }
         let now = self.kernel.db.clock().now();
         match troubles.first_key_value() {
@@ -111,19 +113,26 @@ impl Office {
     ) -> Result<(), TransportError> {
         let queue = dlq_of(&self.kernel.tuning.queue_name(sender.consumer));
         let mut subscription = self.kernel.transport.subscribe(&queue).await?;
-        loop {
+        let ended = loop {
             tokio::select! {
                 biased;
-                () = rest.cancelled() => break,
+                () = rest.cancelled() => break self.work_off_rest(sender, &mut subscription).await,
                 () = subscription.ready(self.kernel.tuning.poll) => {}
             }
-            self.try_once(sender, &mut subscription).await?;
+            if let Err(error) = self.try_once(sender, &mut subscription).await {
+                break Err(error);
+            }
             patience.renew();
             self.tell(sender, None);
-        }
-        subscription.wind_down().await;
-        while self.try_once(sender, &mut subscription).await? > 0 {}
+        };
         subscription.close().await;
+        ended
+    }
+
+    /// Files what a broker has sent already; the rest of the queue is left alone.
+    async fn work_off_rest(&self, sender: &Sender, subscription: &mut Subscription) -> Result<(), TransportError> {
+        subscription.wind_down().await;
+        while self.try_once(sender, subscription).await? > 0 {}
         Ok(())
     }
 
@@ -133,41 +142,65 @@ impl Office {
         if deliveries.is_empty() {
             return Ok(0);
         }
+        let tags: Vec<Tag> = deliveries.iter().map(|delivery| delivery.tag).collect();
+        let letters = match self.name(sender, deliveries).await {
+            Ok(letters) => letters,
+            Err(error) => return self.give_back(subscription, &tags, error).await,
+        };
         let (mut filed, mut refused, mut trouble) = (Vec::new(), Vec::new(), None);
-        match self.file(sender, &deliveries).await {
+        match self.file(sender, &letters).await {
+            Ok(()) => filed = tags,
             // One of them is at fault: each for itself, so that only that one stays behind.
-            Err(error) if deliveries.len() > 1 && !Trouble::of(&error).is_passing() => {
-                for delivery in &deliveries {
-                    match self.file(sender, std::slice::from_ref(delivery)).await {
-                        Ok(()) => filed.push(delivery.tag),
+            Err(error) if letters.len() > 1 && !Trouble::of(&error).is_passing() => {
+                for letter in &letters {
+                    let tag = letter.0.tag;
+                    if trouble.as_ref().is_some_and(|error| Trouble::of(error).is_passing()) {
+                        refused.push(tag);
+                        continue;
+                    }
+                    match self.file(sender, std::slice::from_ref(letter)).await {
+                        Ok(()) => filed.push(tag),
                         Err(error) => {
-                            refused.push(delivery.tag);
+                            refused.push(tag);
                             trouble = Some(error);
                         }
                     }
                 }
             }
-            Err(error) => {
-                refused.extend(deliveries.iter().map(|delivery| delivery.tag));
-                trouble = Some(error);
-            }
-            Ok(()) => filed.extend(deliveries.iter().map(|delivery| delivery.tag)),
+            Err(error) => (refused, trouble) = (tags, Some(error)),
         }
         subscription.ack(&filed).await?;
-        let Some(error) = trouble else { return Ok(filed.len()) };
+        match trouble {
+            None => Ok(filed.len()),
+            Some(error) => self.give_back(subscription, &refused, error).await,
+        }
+    }
+
+    /// Gives letters back that cannot be filed, and says why.
+    async fn give_back<T>(
+        &self,
+        subscription: &mut Subscription,
+        refused: &[Tag],
+        error: sqlx::Error,
+    ) -> Result<T, TransportError> {
         subscription.wind_down().await;
-        if let Err(error) = subscription.release(&refused).await {
+        if let Err(error) = subscription.release(refused).await {
             tracing::debug!(%error, "could not give letters back; their lease will");
         }
         Err(error.into())
     }
 
-    async fn file(&self, sender: &Sender, deliveries: &[Delivery]) -> sqlx::Result<()> {
-        let mut tx = self.kernel.db.begin().await?;
+    /// Each delivery with the name it is filed under.
+    async fn name(&self, sender: &Sender, deliveries: Vec<Delivery>) -> sqlx::Result<Vec<(Delivery, String)>> {
         let queue = self.kernel.tuning.queue_name(sender.consumer);
-        let keys = delivery_keys(&mut tx, &queue, deliveries).await?;
-        for (delivery, key) in deliveries.iter().zip(keys) {
-            match self.read(&mut tx, sender, delivery, key).await? {
+        let keys = delivery_keys(&mut self.kernel.db.read().await?, &queue, &deliveries).await?;
+        Ok(deliveries.into_iter().zip(keys).collect())
+    }
+
+    async fn file(&self, sender: &Sender, letters: &[(Delivery, String)]) -> sqlx::Result<()> {
+        let mut tx = self.kernel.db.begin().await?;
+        for (delivery, key) in letters {
+            match self.read(&mut tx, sender, delivery, key.clone()).await? {
                 Filing::Letter(letter) => dead_letters::file(&mut tx, &letter).await?,
                 Filing::Copy(event_id) => inbox::count_duplicates(&mut tx, sender.consumer, &[event_id]).await?,
             }

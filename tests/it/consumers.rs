@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 use stockade::clock::{Clock, mint_id};
 use stockade::messaging::Event;
 use stockade::messaging::consumer::Consumer;
+use stockade::messaging::dead_letters::Redriven;
 use stockade::messaging::health::LoopState;
 use stockade::messaging::pause::{self, Pauses};
 use tokio_util::sync::CancellationToken;
@@ -260,12 +261,14 @@ async fn a_row_that_makes_no_sense_is_a_letter_and_holds_nobody_up(db: TestDb) {
     ];
     if !rig.is_postgres() {
         let odd = "CAST(x'ff' AS TEXT)";
-        rows.push(row("body, deliveries", &format!("{bytes}, 1099511627776")));
+        for deliveries in ["1099511627776", "-1099511627776"] {
+            rows.push(row("body, deliveries", &format!("{bytes}, {deliveries}")));
+        }
         rows.push(row(
             "body, message_id, routing_key, correlation_id, headers, x_death",
             &format!("{bytes}, {odd}, {odd}, {odd}, {odd}, {odd}"),
         ));
-        for refs in ["no JSON", "[\"a\"]"] {
+        for refs in ["no JSON", "[\"a\"]", "[99999999999999999999]"] {
             rows.push(format!(
                 "INSERT INTO messaging_bundles (queue, outbox_refs, enqueued_at, lock_token, lease_until)
                  VALUES ('{QUEUE}', '{refs}', 1, x'00', 0)"
@@ -275,13 +278,18 @@ async fn a_row_that_makes_no_sense_is_a_letter_and_holds_nobody_up(db: TestDb) {
     for row in &rows {
         rig.execute(row).await;
     }
+    assert!(rig.depth(QUEUE).await.ready > 0, "they can be counted");
+    // A letter on its way back whose headers somebody has spoilt.
+    rig.deliver_raw(b"poison", None, Map::new(), 1).await;
+    rig.settle().await;
+    assert_eq!(rig.redrive(rig.letters().await.last().unwrap().id).await, Redriven::Sent);
+    rig.execute("UPDATE messaging_outbox SET headers = 'no JSON' WHERE kind = 'redrive'").await;
     let good = told("note");
     rig.deliver(&good, 1).await;
-    assert!(rig.depth(QUEUE).await.ready > 0, "it can be counted");
     rig.settle().await;
     assert_eq!(rig.effects(&good).await, 1);
     let letters = rig.letters().await;
-    assert_eq!(letters.len(), rows.len(), "{letters:?}");
+    assert_eq!(letters.len(), rows.len() + 2, "{letters:?}");
     assert!(letters.iter().all(|letter| ["not-json", "schema"].contains(&letter.reason.as_str())), "{letters:?}");
     for table in ["messaging_queue", "messaging_bundles"] {
         assert_eq!(rig.number(&format!("SELECT count(*) FROM {table}")).await, 0, "{table}");

@@ -284,6 +284,11 @@ async fn a_letter_that_cannot_be_stored_stays_behind_and_keeps_no_other_from_bei
         let troubled = async || status().last_error.filter(|error| error.contains("unstorable"));
         eventually("a word of the one", troubled).await;
         assert_eq!(status().state, LoopState::Troubled);
+        let left = async || {
+            let depth = rig.depth(&dlq_of(&rig.queue)).await;
+            (depth.ready + depth.in_flight.unwrap_or(0) == 1).then_some(())
+        };
+        eventually("that one alone in the queue", left).await;
         rig.execute(allow).await;
         eventually("all three", || async { (rig.letters().await.len() == 3).then_some(()) }).await;
         eventually("an office that is well", async || (status().state == LoopState::Running).then_some(())).await;

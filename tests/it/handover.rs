@@ -115,7 +115,7 @@ async fn a_transaction_that_counts_on_a_hatch_keeps_it_open(db: TestDb) {
 
 /// A reader that was kept from its work, by a lock or a database that was away, takes up what came meanwhile as soon as it can.
 async fn what_has_lain_too_long_is_put_back_at_once(db: TestDb) {
-    let lease = Duration::from_secs(4);
+    let lease = Duration::from_secs(10);
     let rig = Rig::with_lease(&db, lease).await;
     let mut late = open(&rig, 2 * CROWD).await;
     rig.tell(&many("note", 3)).await;

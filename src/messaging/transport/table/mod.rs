@@ -59,6 +59,12 @@ pub struct Row {
     pub deliveries: i32,
 }
 
+/// The message id that a letter on its way back was given by whoever sent it first.
+fn redriven_id(headers: &str) -> Option<String> {
+    let headers: serde_json::Value = serde_json::from_str(headers).ok()?;
+    Some(headers.get("x-message-id")?.as_str()?.to_owned())
+}
+
 /// One look into a queue.
 pub struct Look<'a> {
     pub queue: &'a str,

@@ -5,18 +5,18 @@ use std::time::Duration;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::{Depth, Leaving, Look, Moved, Owed, Places, Row};
+use super::{Depth, Leaving, Look, Moved, Owed, Places, Row, redriven_id};
 use crate::clock::{Timestamp, millis};
 
-/// The columns of [`Row`], in its order.
-type Columns = (i64, Option<String>, String, Option<String>, String, Vec<u8>, Option<String>, i32);
+/// The columns of [`Row`], in its order, and whether it is a letter on its way back.
+type Columns = (i64, Option<String>, String, Option<String>, String, Vec<u8>, Option<String>, i32, bool);
 
 impl From<Columns> for Row {
     fn from(columns: Columns) -> Self {
-        let (id, message_id, routing_key, correlation_id, headers, body, x_death, deliveries) = columns;
+        let (id, message_id, routing_key, correlation_id, headers, body, x_death, deliveries, is_redrive) = columns;
         Self {
             id,
-            message_id,
+            message_id: if is_redrive { redriven_id(&headers) } else { message_id },
             routing_key,
             correlation_id,
             headers: headers.into(),
@@ -63,13 +63,12 @@ pub async fn claim(c: &mut PgConnection, look: &Look<'_>, _now: Timestamp) -> sq
              ORDER BY queue, id LIMIT $3 FOR UPDATE SKIP LOCKED),
          claimed AS (
              UPDATE messaging_queue q SET lock_token = $2, lease_until = now() + $4 * interval '1 ms',
-                 deliveries = LEAST(deliveries, 2147483646) + 1
+                 deliveries = GREATEST(0, LEAST(deliveries, 2147483646)) + 1
              FROM next WHERE q.id = next.id RETURNING q.*)
-         SELECT c.id, CASE WHEN o.id IS NULL THEN c.message_id
-                 WHEN o.kind = 'redrive' THEN o.headers::json ->> 'x-message-id' ELSE o.event_id::text END,
+         SELECT c.id, CASE WHEN o.id IS NULL THEN c.message_id ELSE o.event_id::text END,
              COALESCE(c.routing_key, o.aggregate_type || '.' || o.event_type, ''),
              COALESCE(c.correlation_id, o.correlation_id), COALESCE(c.headers, o.headers, '{}'), COALESCE(c.body, o.body, ''),
-             c.x_death, c.deliveries
+             c.x_death, c.deliveries, COALESCE(o.kind = 'redrive', false)
          FROM claimed c LEFT JOIN messaging_outbox o ON o.id = c.outbox_ref",
     )
     .bind(look.queue)

@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlx::types::Json;
 use uuid::Uuid;
 
-use super::{Depth, Leaving, Look, Moved, Owed, Places, Row};
+use super::{Depth, Leaving, Look, Moved, Owed, Places, Row, redriven_id};
 use crate::clock::{Timestamp, millis};
 use crate::db::sqlite::{SqliteConnection, query, query_as, query_scalar};
 
@@ -58,7 +58,7 @@ pub async fn move_due(c: &mut SqliteConnection, limit: i64, now: Timestamp) -> s
 /// Whatever is in a row is claimed, be it one that nobody of us wrote: what makes no sense is the gate's to refuse.
 pub async fn claim(c: &mut SqliteConnection, look: &Look<'_>, now: Timestamp) -> sqlx::Result<Vec<Row>> {
     let claimed = query(
-        "UPDATE messaging_queue SET lock_token = $2, lease_until = $6, deliveries = min(deliveries, 2147483646) + 1
+        "UPDATE messaging_queue SET lock_token = $2, lease_until = $6, deliveries = max(0, min(deliveries, 2147483646)) + 1
          WHERE id IN (SELECT id FROM messaging_queue
              WHERE queue = $1 AND id > $3 AND (lease_until IS NULL OR lease_until <= $5) ORDER BY id LIMIT $4)",
     )
@@ -75,12 +75,11 @@ pub async fn claim(c: &mut SqliteConnection, look: &Look<'_>, now: Timestamp) ->
     }
     let found: Vec<Columns> = query_as(
         "SELECT q.id,
-             CAST(CASE WHEN o.seq IS NULL THEN q.message_id WHEN o.kind = 'redrive' THEN o.headers ->> 'x-message-id'
-                 ELSE lower(hex(o.event_id)) END AS BLOB),
+             CAST(CASE WHEN o.seq IS NULL THEN q.message_id ELSE lower(hex(o.event_id)) END AS BLOB),
              CAST(COALESCE(q.routing_key, o.aggregate_type || '.' || o.event_type, '') AS BLOB),
              CAST(COALESCE(q.correlation_id, o.correlation_id) AS BLOB),
              CAST(COALESCE(q.headers, o.headers, '{}') AS BLOB),
-             COALESCE(q.body, o.body, x''), CAST(q.x_death AS BLOB), q.deliveries
+             COALESCE(q.body, o.body, x''), CAST(q.x_death AS BLOB), q.deliveries, COALESCE(o.kind = 'redrive', false)
          FROM (SELECT * FROM messaging_queue WHERE queue = $1 AND id > $3 AND lock_token = $2 ORDER BY id) AS q
          LEFT JOIN messaging_outbox o ON o.seq = q.outbox_ref",
     )
@@ -93,12 +92,15 @@ pub async fn claim(c: &mut SqliteConnection, look: &Look<'_>, now: Timestamp) ->
 }
 
 /// Texts as bytes: those of SQLite may be no UTF-8.
-type Columns = (i64, Option<Vec<u8>>, Vec<u8>, Option<Vec<u8>>, Vec<u8>, Vec<u8>, Option<Vec<u8>>, i32);
+type Columns = (i64, Option<Vec<u8>>, Vec<u8>, Option<Vec<u8>>, Vec<u8>, Vec<u8>, Option<Vec<u8>>, i32, bool);
 
-fn row((id, message_id, routing_key, correlation_id, headers, body, x_death, deliveries): Columns) -> Row {
-    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+fn row(columns: Columns) -> Row {
+    let (id, message_id, routing_key, correlation_id, headers, body, x_death, deliveries, is_redrive) = columns;
+    let text =
+        |bytes| String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned());
     let (message_id, routing_key, headers) = (message_id.map(text), text(routing_key), text(headers));
     let (correlation_id, x_death) = (correlation_id.map(text), x_death.map(text));
+    let message_id = if is_redrive { redriven_id(&headers) } else { message_id };
     // An id of our own comes without hyphens; a foreign one stays as it is.
     let ours = message_id.as_deref().and_then(|id| Uuid::try_parse(id).ok());
     let message_id = ours.map(|id| id.to_string()).or(message_id);
@@ -156,7 +158,7 @@ pub async fn unpack(c: &mut SqliteConnection, queue: &str, now: Timestamp) -> sq
     query(
         "WITH over AS MATERIALIZED (
              SELECT queue, outbox_refs, enqueued_at, CASE WHEN json_valid(outbox_refs) THEN NOT EXISTS (
-                 SELECT 1 FROM json_each(outbox_refs) WHERE type NOT IN ('integer', 'null')) END AS is_list
+                 SELECT 1 FROM json_each(outbox_refs) WHERE typeof(value) NOT IN ('integer', 'null')) END AS is_list
              FROM messaging_bundles WHERE queue = $1 AND lease_until <= $2)
          INSERT INTO messaging_queue (queue, outbox_ref, body, enqueued_at, deliveries)
          SELECT queue, part.value, NULL, enqueued_at, 1

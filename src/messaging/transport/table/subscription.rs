@@ -172,10 +172,16 @@ impl TableSubscription {
     /// Puts what was handed over into the queue, for whoever comes first.
     async fn put_back(&mut self, parcels: Vec<Parcel>) {
         let tags: Vec<Tag> = parcels.into_iter().map(|parcel| self.deliver_parcel(parcel).tag).collect();
-        if !tags.is_empty()
-            && let Err(error) = self.release(&tags).await
-        {
-            tracing::debug!(%error, queue = self.queue, "could not give messages back; their lease will");
+        if tags.is_empty() {
+            return;
+        }
+        match self.free(&tags).await {
+            // Nobody has begun on them: what has gone to another meanwhile is no loss.
+            Ok((sorted, _)) => self.let_go(&tags, sorted),
+            Err(error) => {
+                tags.iter().for_each(|tag| drop(self.taken.remove(&tag.id)));
+                tracing::debug!(%error, queue = self.queue, "could not give messages back; their lease will");
+            }
         }
     }
 
@@ -273,11 +279,20 @@ impl TableSubscription {
         settled += take_out_all(&mut tx, &sorted.parts, &dlq, death).await?;
         tx.ring_on_commit(&bell_of(&dlq));
         tx.commit().await?;
-        self.let_go(tags, sorted, settled);
+        self.let_go(tags, sorted);
+        self.note_lost(tags.len(), settled);
         Ok(())
     }
 
     pub async fn release(&mut self, tags: &[Tag]) -> Result<(), TransportError> {
+        let (sorted, settled) = self.free(tags).await?;
+        self.let_go(tags, sorted);
+        self.note_lost(tags.len(), settled);
+        Ok(())
+    }
+
+    /// Makes the rows behind tags free for all; how many were still ours.
+    async fn free(&self, tags: &[Tag]) -> sqlx::Result<(Sorted, u64)> {
         let sorted = self.sort(tags);
         let mut tx = self.table.db.begin_relaxed().await?;
         let mut settled = 0;
@@ -287,12 +302,11 @@ impl TableSubscription {
         settled += take_out_all(&mut tx, &sorted.parts, &self.queue, |_| None).await?;
         tx.ring_on_commit(&bell_of(&self.queue));
         tx.commit().await?;
-        self.let_go(tags, sorted, settled);
-        Ok(())
+        Ok((sorted, settled))
     }
 
     /// Everything behind the tags has a row elsewhere, or is another's: the bundles that were emptied are owed.
-    fn let_go(&mut self, tags: &[Tag], sorted: Sorted, settled: u64) {
+    fn let_go(&mut self, tags: &[Tag], sorted: Sorted) {
         for tag in tags {
             self.taken.remove(&tag.id);
         }
@@ -302,7 +316,6 @@ impl TableSubscription {
             self.owed.tokens.push(tag.token);
             self.owed_since.get_or_insert_with(Instant::now);
         }
-        self.note_lost(tags.len(), settled);
     }
 
     pub async fn keep(&self, tags: &[Tag]) {
