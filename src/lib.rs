@@ -7,6 +7,8 @@ pub mod access;
 pub mod app;
 pub mod clock;
 pub mod config;
+#[doc(hidden)]
+pub mod crash_points;
 pub mod db;
 pub mod http;
 pub mod inventory;

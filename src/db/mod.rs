@@ -23,6 +23,7 @@ mod wakes;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::ops::{Deref, DerefMut};
+use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -43,6 +44,7 @@ pub use trouble::Trouble;
 pub use wakes::{Bell, Wakes};
 
 use crate::clock::{Clock, Timestamp};
+use crate::crash_points::{self, Step};
 use crate::metrics::Metrics;
 
 /// `IF NOT EXISTS` does not keep two Postgres sessions from creating one table at once; this lock does.
@@ -350,8 +352,13 @@ impl Db {
 }
 
 impl Tx {
-    /// Makes it so, then rings the bells of what was written.
-    pub async fn commit(self) -> sqlx::Result<()> {
+    /// Commits, then runs the after-commit hooks and notifies. The line that calls this is a crash point.
+    #[track_caller]
+    pub fn commit(self) -> impl Future<Output = sqlx::Result<()>> + Send {
+        crash_points::around(Step::Commit, Location::caller(), self.commit_now())
+    }
+
+    async fn commit_now(self) -> sqlx::Result<()> {
         let sequel = Sequel { wakes: self.wakes, rings: self.rings, after_commit: self.after_commit };
         let committed = match self.conn {
             Conn::Postgres(tx) => tx.commit().await,

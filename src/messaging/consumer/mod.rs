@@ -171,10 +171,18 @@ impl<R: Reaction> Consumer<R> {
     /// Takes what is there, deals with it and acknowledges; returns how many deliveries that was. Does not wait for a
     /// database that is away.
     pub async fn try_once(&self, subscription: &mut Subscription) -> Result<usize, TransportError> {
-        let stopping = pin!(std::future::ready(()));
-        let (count, done) = self.deal_with_next(subscription, stopping, &mut Patience::default()).await?;
+        let (count, done) = self.try_unacknowledged(subscription).await?;
         subscription.ack(&done).await?;
         Ok(count)
+    }
+
+    /// As [`Self::try_once`], but leaves the acknowledgement to the caller: also returns the tags to acknowledge.
+    pub async fn try_unacknowledged(
+        &self,
+        subscription: &mut Subscription,
+    ) -> Result<(usize, Vec<Tag>), TransportError> {
+        let stopping = pin!(std::future::ready(()));
+        self.deal_with_next(subscription, stopping, &mut Patience::default()).await
     }
 
     /// Takes what is there and deals with it; returns how many deliveries that was, and those to acknowledge. A database
@@ -185,10 +193,9 @@ impl<R: Reaction> Consumer<R> {
         stopping: Pin<&mut impl Future<Output = ()>>,
         patience: &mut Patience,
     ) -> Result<(usize, Vec<Tag>), TransportError> {
-        // In the fault lab a consumer may be told to dawdle; it then takes one at a time, so that each is slow.
-        let dawdle = self.kernel.faults.delay(R::NAME);
-        let batch = if dawdle.is_some() { 1 } else { self.batch_max() };
-        let deliveries = subscription.take(batch).await?;
+        // In the fault lab a consumer may be told to be slow; it then takes one at a time, so that each is slow.
+        let is_slow = self.kernel.faults.delay(R::NAME).is_some();
+        let deliveries = subscription.take(if is_slow { 1 } else { self.batch_max() }).await?;
         let count = deliveries.len();
         if count == 0 {
             return Ok((0, Vec::new()));
@@ -197,9 +204,10 @@ impl<R: Reaction> Consumer<R> {
         let (started, taken_at) = (Instant::now(), self.kernel.db.clock().now());
         let settled = {
             let work = async {
-                // Even a sleep of no time at all waits for the timer's next tick.
-                if let Some(dawdle) = dawdle {
-                    tokio::time::sleep(dawdle).await;
+                // Asked again: it may have been told so while it waited for these. Even a sleep of no time at all would
+                // wait for the timer's next tick.
+                if let Some(each) = self.kernel.faults.delay(R::NAME) {
+                    tokio::time::sleep(each * u32::try_from(count).unwrap_or(u32::MAX)).await;
                 }
                 self.repeat(&deliveries).await;
                 let hand = self.read(deliveries, taken_at);

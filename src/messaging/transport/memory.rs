@@ -121,7 +121,16 @@ impl MemoryBroker {
         Ok(())
     }
 
-    pub fn publish(&self, batch: &[Claimed]) -> Vec<Verdict> {
+    /// Yields before the messages are stored and before the caller learns of it, so that a caller can be dropped at
+    /// either moment, as with a broker behind a network.
+    pub async fn publish(&self, batch: &[Claimed]) -> Vec<Verdict> {
+        tokio::task::yield_now().await;
+        let verdicts = self.store_all(batch);
+        tokio::task::yield_now().await;
+        verdicts
+    }
+
+    fn store_all(&self, batch: &[Claimed]) -> Vec<Verdict> {
         let now = self.clock.now();
         let mut state = self.lock();
         let verdicts = batch
@@ -268,7 +277,9 @@ impl MemorySubscription {
             .collect()
     }
 
-    pub fn ack(&mut self, tags: &[Tag]) -> Result<(), TransportError> {
+    /// Yields first, so that a consumer can be dropped between its commit and its acknowledgement.
+    pub async fn ack(&mut self, tags: &[Tag]) -> Result<(), TransportError> {
+        tokio::task::yield_now().await;
         let broker = self.broker.clone();
         let mut state = broker.lock();
         for message in self.settle(tags) {

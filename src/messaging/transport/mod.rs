@@ -9,6 +9,7 @@ pub mod memory;
 pub mod rabbit;
 pub mod table;
 
+use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use uuid::Uuid;
 use super::event::Event;
 use super::outbox::Claimed;
 use crate::clock::Timestamp;
+use crate::crash_points::{Step, around};
 
 /// Which queues there are and what flows into them.
 #[derive(Debug, Clone, Default)]
@@ -232,20 +234,26 @@ impl Transport {
 
     /// Publishes what a relay has claimed. The table queue has no such road: its relay hands rows on inside the database.
     pub async fn publish(&self, batch: &[Claimed]) -> Published {
-        match self {
-            Self::Table(_) => vec![Verdict::Unknown; batch.len()].into(),
-            Self::Memory(memory) => memory.publish(batch).into(),
-            Self::Rabbit(rabbit) => rabbit.publish(batch).await,
-        }
+        let work = async {
+            match self {
+                Self::Table(_) => vec![Verdict::Unknown; batch.len()].into(),
+                Self::Memory(memory) => memory.publish(batch).await.into(),
+                Self::Rabbit(rabbit) => rabbit.publish(batch).await,
+            }
+        };
+        around(Step::Publish, Location::caller(), work).await
     }
 
     /// Puts bytes into a queue, past the outbox: what a foreign program could do.
     pub async fn publish_raw(&self, message: &RawMessage, times: u32) -> Result<(), TransportError> {
-        match self {
-            Self::Table(table) => table.publish_raw(message, times).await,
-            Self::Memory(memory) => memory.publish_raw(message, times),
-            Self::Rabbit(rabbit) => rabbit.publish_raw(message, times).await,
-        }
+        let work = async {
+            match self {
+                Self::Table(table) => table.publish_raw(message, times).await,
+                Self::Memory(memory) => memory.publish_raw(message, times),
+                Self::Rabbit(rabbit) => rabbit.publish_raw(message, times).await,
+            }
+        };
+        around(Step::Publish, Location::caller(), work).await
     }
 
     pub async fn subscribe(&self, queue: &str) -> Result<Subscription, TransportError> {
@@ -300,41 +308,53 @@ impl Subscription {
     }
 
     pub async fn ack(&mut self, tags: &[Tag]) -> Result<(), TransportError> {
-        match self {
-            Self::Table(table) => table.ack(tags).await,
-            Self::Memory(memory) => memory.ack(tags),
-            Self::Rabbit(rabbit) => rabbit.ack(tags).await,
-        }
+        let work = async {
+            match self {
+                Self::Table(table) => table.ack(tags).await,
+                Self::Memory(memory) => memory.ack(tags).await,
+                Self::Rabbit(rabbit) => rabbit.ack(tags).await,
+            }
+        };
+        around(Step::Acknowledge, Location::caller(), work).await
     }
 
     /// Acknowledges at a time of the transport's choosing: soon, or on closing.
     pub async fn ack_soon(&mut self, tags: &[Tag]) -> Result<(), TransportError> {
-        match self {
-            Self::Table(table) => {
-                table.ack_soon(tags);
-                Ok(())
+        let work = async {
+            match self {
+                Self::Table(table) => {
+                    table.ack_soon(tags);
+                    Ok(())
+                }
+                Self::Memory(memory) => memory.ack(tags).await,
+                Self::Rabbit(rabbit) => rabbit.ack(tags).await,
             }
-            Self::Memory(memory) => memory.ack(tags),
-            Self::Rabbit(rabbit) => rabbit.ack(tags).await,
-        }
+        };
+        around(Step::Acknowledge, Location::caller(), work).await
     }
 
     /// Sends messages to the dead-letter queue.
     pub async fn reject(&mut self, tags: &[Tag]) -> Result<(), TransportError> {
-        match self {
-            Self::Table(table) => table.reject(tags).await,
-            Self::Memory(memory) => memory.reject(tags),
-            Self::Rabbit(rabbit) => rabbit.reject(tags).await,
-        }
+        let work = async {
+            match self {
+                Self::Table(table) => table.reject(tags).await,
+                Self::Memory(memory) => memory.reject(tags),
+                Self::Rabbit(rabbit) => rabbit.reject(tags).await,
+            }
+        };
+        around(Step::Reject, Location::caller(), work).await
     }
 
     /// Puts messages back as if they had never been taken. RabbitMQ counts the delivery all the same.
     pub async fn release(&mut self, tags: &[Tag]) -> Result<(), TransportError> {
-        match self {
-            Self::Table(table) => table.release(tags).await,
-            Self::Memory(memory) => memory.release(tags),
-            Self::Rabbit(rabbit) => rabbit.release(tags).await,
-        }
+        let work = async {
+            match self {
+                Self::Table(table) => table.release(tags).await,
+                Self::Memory(memory) => memory.release(tags),
+                Self::Rabbit(rabbit) => rabbit.release(tags).await,
+            }
+        };
+        around(Step::Release, Location::caller(), work).await
     }
 
     /// Keeps the hold on what was taken while it is worked on: never returns, to be raced against the work.
