@@ -44,7 +44,7 @@ use crate::messaging::{Kernel, Origin, Reaction, jobs, mending};
 use crate::notifications::channels::{Channel, Smtp, Webhook};
 use crate::notifications::reactions::Notifications;
 use crate::numbers::Numbers;
-use crate::operations::audit::{self, Audits, Queues, Report};
+use crate::operations::audit::{self, Audits, Grace, Queues, Report};
 use crate::operations::metrics::{ProcessedRows, Scrape};
 use crate::operations::{self, Operations, lab};
 use crate::orders::desk::{Clerk, Desk};
@@ -150,6 +150,9 @@ impl Builder {
         let db = Db::open(&settings.database(), self.clock).await?;
         for sql in self.schemas {
             db.create(sql).await.context("cannot create a module's tables")?;
+        }
+        for member in &members {
+            db.metrics().create_consumer_counters(member.consumer);
         }
         let keys = load_keys(&settings, &db).await?;
         check_exposure(&settings, &keys)?;
@@ -291,15 +294,17 @@ fn check_exposure(settings: &Settings, keys: &Keys) -> anyhow::Result<()> {
 }
 
 /// Checks every promise on a database without serving it, beside the server if there is one.
-pub async fn audit(settings: Settings) -> anyhow::Result<Report> {
+pub async fn audit(settings: Settings, is_at_rest: bool) -> anyhow::Result<Report> {
     let db = Db::open_read_only(&settings.database(), Clock::System).await?;
     let topology = topology(&built_in(&settings, &Clock::System)?, &settings);
     let queues = match settings.rabbit()? {
         None => {
             let transport = Transport::Table(TableQueue::new(db.clone(), settings.lease));
-            Queues::look(&transport, &topology.queues, &settings.tuning()).await?
+            let queues = Queues::look(&transport, &topology.queues, &settings.tuning()).await?;
+            if is_at_rest { Queues { grace: Grace::NONE, ..queues } } else { queues }
         }
-        // Only a server is connected to the broker: what may still be in its queues is asked of nobody.
+        Some(_) if is_at_rest => Queues::at_rest(&topology.queues),
+        // Only the server has a connection to the broker.
         Some(_) => Queues::unknown(&topology.queues),
     };
     let report = audit::run(&db, &queues).await?;

@@ -25,6 +25,32 @@ const SECONDS: [f64; 14] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1
 const END_TO_END_SECONDS: [f64; 14] =
     [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 600.0, 3600.0];
 
+/// Why an event is retried: the `reason` of `stockade_consumer_retries_total`. A module may add its own.
+const RETRY_REASONS: [&str; 7] =
+    ["failed-for-now", "call-failed", "outcome-unknown", "handler-panic", "database", "woken-failed", "raced"];
+/// Why a delivery is rejected: the `reason` of `stockade_consumer_dlq_total`. `broker-limit` is missing because the
+/// broker rejects those, not a consumer.
+const DEAD_LETTER_REASONS: [&str; 18] = [
+    "too-large",
+    "not-utf8",
+    "too-deep",
+    "not-json",
+    "no-id",
+    "schema",
+    "id-mismatch",
+    "unknown-type",
+    "id-reused",
+    "business-rule",
+    "predecessor-missing",
+    "retries-exhausted",
+    "handler-panic",
+    "process-killer",
+    "refused",
+    "outcome-unknown",
+    "not-concluded",
+    "too-old",
+];
+
 pub struct Metrics {
     registry: Mutex<Registry>,
     pub events: Family<[(&'static str, String); 1], Counter>,
@@ -78,6 +104,23 @@ impl Metrics {
     /// Adds a metric to what is exported. A counter's name is given without its `_total`.
     pub fn register(&self, name: &str, help: &str, metric: impl Metric) {
         self.registry.lock().unwrap_or_else(PoisonError::into_inner).register(name, help, metric);
+    }
+
+    /// Creates the counters of a consumer at 0: `rate()` cannot see a counter's first increment if the counter appears
+    /// with it.
+    pub fn create_consumer_counters(&self, consumer: &'static str) {
+        drop(self.consumer_dedup.get_or_create(&[("consumer", consumer)]));
+        for result in ["done", "retried", "rejected", "waiting"] {
+            drop(self.consumer_processed.get_or_create(&[("consumer", consumer), ("result", result)]));
+        }
+        for reason in RETRY_REASONS {
+            let labels = [("consumer", consumer.into()), ("reason", reason.into())];
+            drop(self.consumer_retries.get_or_create(&labels));
+        }
+        for reason in DEAD_LETTER_REASONS {
+            let labels = [("consumer", consumer.into()), ("reason", reason.into())];
+            drop(self.consumer_dlq.get_or_create(&labels));
+        }
     }
 
     fn register_all(&self) {
@@ -138,7 +181,7 @@ impl Metrics {
 
     /// Everything kept here and in `gauges`, as OpenMetrics text.
     pub fn expose(&self, gauges: &Registry) -> String {
-        let mut page = String::with_capacity(16 * 1024);
+        let mut page = String::with_capacity(32 * 1024);
         let kept = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
         text::encode_registry(&mut page, &kept)
             .and_then(|()| text::encode_registry(&mut page, gauges))

@@ -77,8 +77,8 @@ pub enum Scope {
 /// What was written from one moment on and before another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Window {
-    from: Timestamp,
-    to: Timestamp,
+    pub from: Timestamp,
+    pub to: Timestamp,
 }
 
 impl Scope {
@@ -92,25 +92,56 @@ impl Scope {
     }
 }
 
-/// The queues, as they were just before the moment that is looked at: what is in none of them by then must have its
-/// verdict. A queue whose depth is not known is not asked for what got lost on its way.
+/// The queues just before the audited moment. An event that is in none of them must have been handled. A queue whose
+/// depth is not known is left out of the check for lost events.
 pub struct Queues<'a> {
     pub bindings: &'a [Binding],
     pub depths: Vec<Depth>,
-    /// How long a message may be in flight where a broker does not tell that it is.
-    pub flight_max: Duration,
+    pub grace: Grace,
+}
+
+/// How long ago an event must have been published to count as lost.
+#[derive(Debug, Clone, Copy)]
+pub struct Grace {
+    /// On a queue that counts its messages in flight.
+    counted: Duration,
+    /// On a queue that does not.
+    uncounted: Duration,
+}
+
+impl Grace {
+    /// For a system that is known to be at rest: an event published before the audit began has been handled.
+    pub const NONE: Self = Self { counted: Duration::ZERO, uncounted: Duration::ZERO };
+
+    fn of(flight_max: Duration) -> Self {
+        Self { counted: COMMIT_MARGIN, uncounted: flight_max }
+    }
 }
 
 impl<'a> Queues<'a> {
     pub async fn look(transport: &Transport, bindings: &'a [Binding], tuning: &Tuning) -> Result<Self, TransportError> {
         let names: Vec<String> = bindings.iter().flat_map(|b| [b.queue.clone(), dlq_of(&b.queue)]).collect();
         let depths = transport.depths(&names).await?;
-        Ok(Self { bindings, depths, flight_max: flight_max(transport, tuning) })
+        Ok(Self { bindings, depths, grace: Grace::of(flight_max(transport, tuning)) })
     }
 
-    /// Those of a broker that is not asked.
+    /// The queues of a broker that this process has no connection to.
     pub fn unknown(bindings: &'a [Binding]) -> Self {
-        Self { bindings, depths: Vec::new(), flight_max: FLIGHT_MIN }
+        Self { bindings, depths: Vec::new(), grace: Grace::of(FLIGHT_MIN) }
+    }
+
+    /// Queues that are known to be empty, with no grace.
+    pub fn at_rest(bindings: &'a [Binding]) -> Self {
+        let empty = |queue| Depth {
+            queue,
+            ready: 0,
+            in_flight: Some(0),
+            consumers: None,
+            oldest_enqueued_at: None,
+            stale: false,
+        };
+        let depths = bindings.iter().flat_map(|b| [b.queue.clone(), dlq_of(&b.queue)]).map(empty).collect();
+        Self { bindings, depths, grace: Grace::NONE }
     }
 }
 
@@ -240,23 +271,33 @@ async fn run_some(
     wanted: impl Fn(&str, bool) -> bool,
 ) -> sqlx::Result<Report> {
     let asked_at = db.clock().now();
-    let mut tx = db.read().await?;
+    run_in(&mut db.read().await?, queues, asked_at, scope, wanted).await
+}
+
+/// The same in a transaction of the caller's, whose own uncommitted rows count.
+pub async fn run_in(
+    tx: &mut Tx,
+    queues: &Queues<'_>,
+    asked_at: Timestamp,
+    scope: Scope,
+    wanted: impl Fn(&str, bool) -> bool,
+) -> sqlx::Result<Report> {
     let mut checked = Vec::with_capacity(CHECKS.len() + 1);
     for check in CHECKS.iter().filter(|check| wanted(check.name, check.has_scope())) {
-        let found = offenders(&mut tx, check.offenders, scope).await?;
+        let found = offenders(tx, check.offenders, scope).await?;
         checked.push(Checked::of(check.name, check.promise, found));
     }
     let mut nothing_lost = Checked::of(NOTHING_LOST, NOTHING_LOST_PROMISE, Vec::new());
     if wanted(NOTHING_LOST, false) {
-        look_for_left_over(&mut tx, queues, asked_at, &mut nothing_lost).await?;
+        look_for_left_over(tx, queues, asked_at, &mut nothing_lost).await?;
     }
     if wanted(NOTHING_LOST, true) {
-        look_for_lost(&mut tx, queues, asked_at, scope, &mut nothing_lost).await?;
+        look_for_lost(tx, queues, asked_at, scope, &mut nothing_lost).await?;
         checked.push(nothing_lost);
     }
     Ok(Report {
         violations: checked.iter().map(|checked| checked.violations).sum(),
-        unsettled: unsettled(&mut tx, &queues.depths).await?,
+        unsettled: unsettled(tx, &queues.depths).await?,
         checks: checked,
         checked_at: asked_at,
     })
@@ -328,7 +369,7 @@ fn settled_before(binding: &Binding, queues: &Queues<'_>, asked_at: Timestamp) -
     if queue.stale || dlq.stale || held(dlq) > 0 {
         return None;
     }
-    let margin = if queue.in_flight.is_some() { COMMIT_MARGIN } else { queues.flight_max };
+    let margin = if queue.in_flight.is_some() { queues.grace.counted } else { queues.grace.uncounted };
     let newest_settled = match (held(queue), queue.oldest_enqueued_at) {
         (0, _) => asked_at,
         (_, Some(oldest)) => oldest,
@@ -467,7 +508,7 @@ mod tests {
         };
         let now = Timestamp::from_millis(1_000_000);
         let settled = |queue: Depth, dlq: Depth| {
-            let queues = Queues { bindings: &[], depths: vec![queue, dlq], flight_max: Duration::from_secs(600) };
+            let queues = Queues { bindings: &[], depths: vec![queue, dlq], grace: Grace::of(Duration::from_secs(600)) };
             settled_before(&binding, &queues, now).map(Timestamp::millis)
         };
         assert_eq!(settled(depth("q", 0, None), depth("q.dlq", 0, None)), Some(970_000));
