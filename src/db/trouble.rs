@@ -74,6 +74,30 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_sqlstate_has_its_kind() {
+        for (kind, codes) in [
+            (Trouble::Conflict, ["40001", "40P01"].as_slice()),
+            (Trouble::Busy, &["55P03", "57014"]),
+            (Trouble::Away, &["25006", "XX001", "XX002"]),
+            // connection_exception, connection_does_not_exist, connection_failure, rejected, unknown resolution
+            (Trouble::Away, &["08000", "08001", "08003", "08004", "08006", "08007", "08P01"]),
+            // insufficient_resources, disk_full, out_of_memory, too_many_connections, configuration_limit_exceeded
+            (Trouble::Away, &["53000", "53100", "53200", "53300", "53400"]),
+            // operator_intervention, admin_shutdown, crash_shutdown, cannot_connect_now, database_dropped, idle timeout
+            (Trouble::Away, &["57000", "57P01", "57P02", "57P03", "57P04", "57P05"]),
+            // system_error, io_error
+            (Trouble::Away, &["58000", "58030"]),
+            // Class 25 is about transactions, 55 about objects, XX about bugs: of these only the codes above pass.
+            (Trouble::Statement, &["25001", "25P02", "55000", "55006", "XX000"]),
+            (Trouble::Statement, &["22001", "23502", "23505", "23514", "40002", "42601", "42P01", "P0001", "", "5"]),
+        ] {
+            for code in codes {
+                assert_eq!(Trouble::of_postgres(code), kind, "{code}");
+            }
+        }
+    }
+
+    #[test]
     fn a_full_disk_is_away_on_both_databases() {
         assert_eq!(Trouble::of_sqlite(13), Trouble::Away);
         assert_eq!(Trouble::of_postgres("53100"), Trouble::Away);

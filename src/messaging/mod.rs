@@ -175,7 +175,7 @@ pub struct Tuning {
     pub poll: Duration,
     pub retry: Backoff,
     /// Calls to the outside that a consumer has under way at once, how long each may take, and how long its claim holds
-    /// unless renewed.
+    /// unless renewed. The sweep's claim of a deferred event holds as long.
     pub calls_max: usize,
     pub call_timeout: Duration,
     pub call_lease: Duration,

@@ -126,6 +126,8 @@ dialects! {
     /// Counts a step, and sets when the next one is due: `pause` after this one was, so that a job keeps its rate on
     /// average, but makes up for a second at most.
     async fn advance(job_id: Uuid, step: &Step, pause: Duration, now: Timestamp) -> ();
+    /// Makes a new job due at once, by the clock that decides when it is due.
+    async fn make_due(job_id: Uuid, now: Timestamp) -> ();
     /// How long until the next job is due; `None` if none is running.
     async fn next_due_ms(now: Timestamp) -> Option<i64>;
     async fn forget_letters(job_id: Uuid, letters: &[Uuid]) -> ();
@@ -151,6 +153,7 @@ async fn insert(tx: &mut Tx, kind: Kind, criteria: &Value, order: &Order) -> sql
         .await
         .map(drop)
     })?;
+    make_due(tx, id, now).await?;
     tx.ring_on_commit(BELL);
     Ok(id)
 }

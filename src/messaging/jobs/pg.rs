@@ -56,6 +56,10 @@ pub async fn advance(
     .map(drop)
 }
 
+pub async fn make_due(c: &mut PgConnection, job_id: Uuid, _now: Timestamp) -> sqlx::Result<()> {
+    sqlx::query("UPDATE messaging_jobs SET next_at = now() WHERE id = $1").bind(job_id).execute(c).await.map(drop)
+}
+
 pub async fn next_due_ms(c: &mut PgConnection, _now: Timestamp) -> sqlx::Result<Option<i64>> {
     sqlx::query_scalar(
         "SELECT CAST(extract(epoch FROM min(next_at) - now()) * 1000 AS bigint) FROM messaging_jobs WHERE state = 'running'",

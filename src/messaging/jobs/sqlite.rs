@@ -55,6 +55,10 @@ pub async fn advance(
     .map(drop)
 }
 
+pub async fn make_due(c: &mut SqliteConnection, job_id: Uuid, now: Timestamp) -> sqlx::Result<()> {
+    query("UPDATE messaging_jobs SET next_at = $2 WHERE id = $1").bind(job_id).bind(now).execute(c).await.map(drop)
+}
+
 pub async fn next_due_ms(c: &mut SqliteConnection, now: Timestamp) -> sqlx::Result<Option<i64>> {
     query_scalar("SELECT min(next_at) - $1 FROM messaging_jobs WHERE state = 'running'").bind(now).fetch_one(c).await
 }

@@ -403,7 +403,10 @@ macro_rules! unfinished {
                  o.correlation_id, o.causation_id, i.attempts
              FROM messaging_inbox i JOIN messaging_outbox o ON ",
             $join,
-            " WHERE i.consumer = $1 AND i.state <> 'processed' AND i.state IN ('retrying', 'processing')
+            " WHERE i.consumer = $1 AND i.state <> 'processed' AND (i.state IN ('retrying', 'processing')
+                     OR (i.state = 'dead' AND i.finished_at >= (SELECT until FROM messaging_forgotten WHERE what = 'letters')
+                         AND NOT EXISTS (SELECT 1 FROM messaging_dead_letters d
+                             WHERE d.event_id = i.event_id AND d.consumer = i.consumer)))
                  AND i.event_id > $3 AND (o.status = 'published' OR o.claimed_by IS NOT NULL)
                  AND NOT EXISTS (SELECT 1 FROM messaging_outbox n
                      WHERE n.event_id = i.event_id AND n.kind <> 'event' AND n.target = $2
@@ -413,7 +416,8 @@ macro_rules! unfinished {
 }
 
 /// Events that `consumer` has met and not finished, and whose next delivery is out already, or being sent just now, as rows
-/// that send its bytes to its queue once more: up to `limit` of those above `after`, by their ids.
+/// that send its bytes to its queue once more: up to `limit` of those above `after`, by their ids. An event that it gave up
+/// on is not finished until its dead letter is filed.
 pub async fn list_unfinished(
     tx: &mut Tx,
     consumer: &str,

@@ -30,8 +30,6 @@ use crate::clock::Timestamp;
 use crate::db::{Trouble, Tx, dialects};
 use crate::trace::Traceparent;
 
-/// How long the sweep may take to run a kept event before another instance takes it over.
-const RUN_LEASE: Duration = Duration::from_secs(60);
 /// How often the sweep runs an event again that merely lost to another transaction.
 const CONFLICTS_MAX: u32 = 10;
 
@@ -161,7 +159,7 @@ impl<R: Reaction> Consumer<R> {
             drop(tx);
             let mut tx = self.kernel.db.begin().await?;
             let now = tx.now();
-            let due = claim_due(&mut tx, R::NAME, RUN_LEASE, now).await?;
+            let due = claim_due(&mut tx, R::NAME, self.kernel.tuning.call_lease, now).await?;
             tx.commit().await?;
             match due {
                 Some(kept) => self.run_due(kept).await?,
