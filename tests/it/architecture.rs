@@ -9,15 +9,16 @@ const MODULES: [&str; 4] = ["orders", "inventory", "notifications", "ledger"];
 
 /// Which parts of the crate each part may name, beside itself. `main → app → modules, operations → {http,
 /// messaging} → db`; `clock`, `money` and `numbers` are for all. A module may also name another's `events`.
-const MAY_NAME: [(&str, &[&str]); 19] = [
+const MAY_NAME: [(&str, &[&str]); 20] = [
     ("access", &["clock", "db", "secrets"]),
+    ("crash_points", &[]),
     ("clock", &[]),
     ("numbers", &[]),
     ("secrets", &[]),
     ("telemetry", &["secrets", "trace"]),
     ("lifecycle", &[]),
-    ("db", &["clock", "metrics"]),
-    ("messaging", &["clock", "db", "metrics", "secrets", "trace"]),
+    ("db", &["clock", "crash_points", "metrics"]),
+    ("messaging", &["clock", "crash_points", "db", "metrics", "secrets", "trace"]),
     ("http", &["access", "clock", "db", "messaging", "metrics", "trace"]),
     ("config", &["access", "clock", "db", "http", "messaging", "secrets", "telemetry"]),
     ("metrics", &[]),

@@ -95,7 +95,7 @@ each_database!(
 );
 
 /// Nobody keeps the books, so what was paid is nowhere to be found.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_run_whose_end_state_is_wrong_fails() {
     let db = TestDb::new(Engine::Sqlite).await;
     let modules = "api,relay,orders,inventory,notifications,dead-letters";
@@ -109,7 +109,7 @@ async fn a_run_whose_end_state_is_wrong_fails() {
     assert!(server.terminate().await);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_mix_that_would_wait_for_ever_is_refused() {
     let db = TestDb::new(Engine::Sqlite).await;
     let server = Server::start(&db, &[]);
@@ -119,7 +119,7 @@ async fn a_mix_that_would_wait_for_ever_is_refused() {
     assert!(server.terminate().await);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_server_with_keys_is_measured_with_one() {
     let db = TestDb::new(Engine::Sqlite).await;
     let secret = Secret::random();

@@ -2,16 +2,18 @@
 //! seed: whatever happens, every event ends in exactly one effect or exactly one open dead letter. A failure names its seed.
 
 use std::future::poll_fn;
+use std::ops::RangeInclusive;
 use std::pin::pin;
 use std::task::Poll;
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use stockade::messaging::outbox;
-use stockade::messaging::transport::Transport;
 use stockade::messaging::transport::memory::{Chaos, MemoryBroker};
+use stockade::messaging::transport::{Binding, Transport};
+use stockade::messaging::{Reaction, outbox};
+use stockade::operations::audit::{self, Queues, remember_bindings};
 
-use crate::support::kernel::{AGES, ATTEMPTS_MAX, QUEUE, Rig, many};
+use crate::support::kernel::{AGES, ATTEMPTS_MAX, Probe, QUEUE, Rig, many};
 use crate::support::{Engine, TestDb};
 
 const CHAOS: Chaos = Chaos { duplicate: 0.15, reorder: 0.3, lose_confirm: 0.15, refuse: 0.1, lose_ack: 0.15 };
@@ -23,34 +25,38 @@ const DEATHS: usize = 2;
 /// Far more rounds than any seed needs to come to rest.
 const ROUNDS_MAX: usize = 200;
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn every_seed_ends_in_one_effect_each_on_sqlite() {
-    let db = TestDb::new(Engine::Sqlite).await;
-    for seed in 1..=24 {
-        survive(&db, seed).await;
-    }
+    survive_all(Engine::Sqlite, 1..=24).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn every_seed_ends_in_one_effect_each_on_postgres() {
-    let db = TestDb::new(Engine::Postgres).await;
-    for seed in 101..=104 {
-        survive(&db, seed).await;
-    }
+    survive_all(Engine::Postgres, 101..=104).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn survive_all(engine: Engine, seeds: RangeInclusive<u64>) {
+    let mut deaths = Deaths::default();
+    for seed in seeds {
+        let db = TestDb::new(engine).await;
+        let died = survive(&db, seed).await;
+        deaths = Deaths { relay: deaths.relay + died.relay, consumer: deaths.consumer + died.consumer };
+    }
+    assert!(deaths.relay > 1 && deaths.consumer > 1, "the seeds killed something: {deaths:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn what_fails_at_first_still_ends_in_one_effect() {
     for (engine, seeds) in [(Engine::Sqlite, 201..=206), (Engine::Postgres, 301..=302)] {
-        let db = TestDb::new(engine).await;
         for seed in seeds {
-            recover(&db, seed).await;
+            recover(&TestDb::new(engine).await, seed).await;
         }
     }
 }
 
 async fn recover(db: &TestDb, seed: u64) {
     let (rig, broker) = Rig::in_memory(db, seed, CHAOS).await;
+    remember_bindings(&rig.db, &bindings()).await.unwrap();
     let events = many("retry", 200);
     rig.tell(&events).await;
     die_at_work(&rig, seed).await;
@@ -65,18 +71,33 @@ async fn recover(db: &TestDb, seed: u64) {
         assert_eq!(rig.inbox(event).await.unwrap().state, "processed", "seed {seed}: {}", event.event_id);
     }
     assert!(rig.letters().await.is_empty(), "seed {seed}");
-    rig.execute("DELETE FROM messaging_inbox").await;
+    assert_audited(&rig, seed).await;
     rig.db.close().await;
 }
 
-async fn survive(db: &TestDb, seed: u64) {
+/// The probe's binding, for the audit.
+fn bindings() -> [Binding; 1] {
+    [Binding { consumer: Probe::NAME, queue: QUEUE.to_owned(), keys: Probe::KEYS }]
+}
+
+/// Every invariant holds, with no grace for events on their way.
+async fn assert_audited(rig: &Rig, seed: u64) {
+    // A later moment than the last publication, which counts as settled before it.
+    rig.advance(AGES).await;
+    let report = audit::run(&rig.db, &Queues::at_rest(&bindings())).await.unwrap();
+    let broken: Vec<_> = report.checks.iter().filter(|check| check.violations > 0).collect();
+    assert!(broken.is_empty(), "seed {seed}: {broken:#?}");
+}
+
+async fn survive(db: &TestDb, seed: u64) -> Deaths {
     let (rig, broker) = Rig::in_memory(db, seed, CHAOS).await;
+    remember_bindings(&rig.db, &bindings()).await.unwrap();
     let good = many("note", GOOD);
     let bad: Vec<_> = BAD.iter().flat_map(|does| many(does, 2)).collect();
     for group in [&good[..GOOD / 2], &bad, &good[GOOD / 2..]] {
         rig.tell(group).await;
     }
-    die_at_work(&rig, seed).await;
+    let deaths = die_at_work(&rig, seed).await;
     settle_all(&rig, seed).await;
     broker.heal();
     settle_all(&rig, seed).await;
@@ -106,38 +127,48 @@ async fn survive(db: &TestDb, seed: u64) {
     assert_eq!(outbox::backlog(&mut tx, now).await.unwrap().dead, 0, "seed {seed}");
     drop(tx);
     assert!(rig.number(repeats).await > 0, "seed {seed}: the broker was tame");
-    rig.execute("DELETE FROM messaging_inbox").await;
-    rig.execute("DELETE FROM messaging_dead_letters").await;
+    assert_audited(&rig, seed).await;
     rig.db.close().await;
+    deaths
 }
 
-/// Lets relay and consumer die in the middle of a pass, wherever that is by the seed.
-async fn die_at_work(rig: &Rig, seed: u64) {
+/// How often each was dropped in the middle of its work.
+#[derive(Debug, Default)]
+struct Deaths {
+    relay: usize,
+    consumer: usize,
+}
+
+/// Drops relay and consumer in the middle of a pass, wherever that is by the seed.
+async fn die_at_work(rig: &Rig, seed: u64) -> Deaths {
     let mut rng = StdRng::seed_from_u64(seed);
-    // A pass takes few polls on SQLite and many on Postgres.
-    let mut polls = || 1 << rng.random_range(0..6);
+    // A pass takes few polls on SQLite, which is called directly, and many on Postgres.
+    let most = if rig.is_postgres() { 6 } else { 2 };
+    let mut polls = || 1 << rng.random_range(0..most);
+    let mut deaths = Deaths::default();
     for _ in 0..DEATHS {
-        cut_off(rig.relay.try_once(), polls()).await;
+        deaths.relay += usize::from(is_cut_off(rig.relay.try_once(), polls()).await);
         // The claim of a relay that died runs out.
         rig.advance(AGES).await;
         rig.relay.try_once().await.unwrap();
         let mut subscription = rig.subscribe(QUEUE).await;
-        cut_off(rig.consumer.try_once(&mut subscription), polls()).await;
+        deaths.consumer += usize::from(is_cut_off(rig.consumer.try_once(&mut subscription), polls()).await);
     }
+    deaths
 }
 
-/// Polls a future so often, and then drops it unless it is done.
-async fn cut_off(future: impl Future, polls: u32) {
+/// Polls a future so often and then drops it; whether it was still at work.
+async fn is_cut_off(future: impl Future, polls: u32) -> bool {
     let mut future = pin!(future);
     let mut left = polls;
     poll_fn(|context| {
         if left == 0 {
-            return Poll::Ready(());
+            return Poll::Ready(true);
         }
         left -= 1;
-        future.as_mut().poll(context).map(drop)
+        future.as_mut().poll(context).map(|_| false)
     })
-    .await;
+    .await
 }
 
 /// Works until the outbox has nothing left to send and the broker nothing to deliver, letting time pass.
@@ -153,7 +184,7 @@ async fn settle_all(rig: &Rig, seed: u64) {
     panic!("seed {seed}: not settled after {ROUNDS_MAX} rounds");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn the_same_seed_misbehaves_the_same_way() {
     let db = TestDb::new(Engine::Sqlite).await;
     let rig = Rig::new(&db).await;

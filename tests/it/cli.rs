@@ -40,7 +40,7 @@ fn by_itself_it_says_what_to_do() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "and leaves nothing behind");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn serve_makes_a_stocked_shop_out_of_nothing_and_says_where_it_is() {
     let folder = tempfile::tempdir().unwrap();
     let mut child =
@@ -148,7 +148,7 @@ async fn answering(status: StatusCode, body: &'static str) -> String {
     url
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn healthcheck_tells_by_its_exit_code_whether_the_server_is_ready() {
     let db = TestDb::new(Engine::Sqlite).await;
     let server = Server::start(&db, &[]);
@@ -174,7 +174,7 @@ async fn healthcheck_tells_by_its_exit_code_whether_the_server_is_ready() {
     assert!(talk.contains(&address), "{talk}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn healthcheck_tells_a_server_that_is_not_ready_from_one_that_is_none() {
     let draining =
         answering(StatusCode::SERVICE_UNAVAILABLE, r#"{"status":"unavailable","checks":{"draining":"yes"}}"#);
@@ -192,7 +192,7 @@ async fn healthcheck_tells_a_server_that_is_not_ready_from_one_that_is_none() {
     assert_eq!(code, Some(6), "{talk}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn queues_show_how_full_they_are_once_or_again_and_again() {
     let db = TestDb::new(Engine::Sqlite).await;
     let server = Server::start(&db, &[]);

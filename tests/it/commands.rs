@@ -12,7 +12,7 @@ use stockade::access::Secret;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
-use crate::support::{Engine, Server, TestDb};
+use crate::support::{Engine, Server, TestDb, eventually};
 
 struct Ran {
     code: Option<i32>,
@@ -37,7 +37,7 @@ fn stockade_with(envs: &[(&str, &str)], args: &[&str]) -> Ran {
     Ran { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_list_that_is_cut_short_says_so() {
     let db = TestDb::new(Engine::Sqlite).await;
     let server = Server::start(&db, &[]);
@@ -54,7 +54,7 @@ async fn a_list_that_is_cut_short_says_so() {
     server.terminate().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn an_order_can_be_placed_watched_paid_and_fulfilled() {
     let db = TestDb::new(Engine::Sqlite).await;
     let server = Server::start(&db, &[]);
@@ -86,7 +86,7 @@ async fn an_order_can_be_placed_watched_paid_and_fulfilled() {
     server.terminate().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn stock_and_messages_can_be_looked_at_and_put_right() {
     let db = TestDb::new(Engine::Sqlite).await;
     let server = Server::start(&db, &[]);
@@ -135,7 +135,7 @@ fn a_reader_may_leave_early_and_a_full_disk_is_a_failure() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn exit_codes_tell_what_to_do_next() {
     let db = TestDb::new(Engine::Sqlite).await;
     let secret = Secret::random();
@@ -146,16 +146,36 @@ async fn exit_codes_tell_what_to_do_next() {
         let output = command.args(["order", "list", "--url", url]).env("STOCKADE_API_KEY", key).output().unwrap();
         output.status.code()
     };
-    assert_eq!(orders("stk_wrong", &server.url), Some(1), "nothing that waiting would mend");
-    let codes: Vec<Option<i32>> = (0..10).map(|_| orders(secret.reveal(), &server.url)).collect();
-    assert!(codes.iter().all(|code| [Some(0), Some(6)].contains(code)), "it goes, or is not the moment: {codes:?}");
+    assert_eq!(orders("stk_wrong", &server.url), Some(1), "a retry would not help");
+    assert_eq!(orders(secret.reveal(), &server.url), Some(0), "the first request of a key is within its rate");
+    // Requests that never stop use up every token of the key; a command between them is rate limited.
+    let flooding = server.with_key(secret.reveal());
+    let flood = async {
+        loop {
+            flooding.get("/v1/stock").send().await.unwrap();
+        }
+    };
+    let limited = eventually("a command that is rate limited", async || {
+        let (secret, url) = (secret.reveal().to_owned(), server.url.clone());
+        let ran = tokio::task::spawn_blocking(move || {
+            stockade_with(&[("STOCKADE_API_KEY", &secret)], &["order", "list", "--url", &url])
+        });
+        let ran = ran.await.unwrap();
+        assert!([Some(0), Some(6)].contains(&ran.code), "{:?} {}", ran.code, ran.err);
+        (ran.code == Some(6)).then_some(ran)
+    });
+    let limited = tokio::select! {
+        () = flood => unreachable!("the flood never ends"),
+        limited = limited => limited,
+    };
+    assert!(limited.err.contains("429 Too Many Requests"), "{}", limited.err);
     assert_eq!(orders(secret.reveal(), "ftp://127.0.0.1"), Some(2), "no address");
     let mut command = Command::new(env!("CARGO_BIN_EXE_stockade"));
     assert_eq!(command.args(["config", "--", "--bogus"]).output().unwrap().status.code(), Some(2), "no setting");
     server.terminate().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn every_command_that_asks_a_server_takes_its_url_from_the_environment() {
     let db = TestDb::new(Engine::Sqlite).await;
     let server = Server::start(&db, &[]);
@@ -167,7 +187,7 @@ async fn every_command_that_asks_a_server_takes_its_url_from_the_environment() {
     server.terminate().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn an_id_is_never_a_path() {
     let db = TestDb::new(Engine::Sqlite).await;
     let server = Server::start(&db, &[]);
@@ -184,7 +204,7 @@ async fn an_id_is_never_a_path() {
     server.terminate().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_migration_tells_programs_what_it_came_to() {
     let db = TestDb::new(Engine::Sqlite).await;
     let migrated = stockade_with(&[], &["migrate", "--json", "--database-url", &db.url]);
@@ -223,7 +243,7 @@ async fn tls_before(server: &Server) -> (String, String) {
     (url, cert.pem())
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn commands_speak_tls_with_whom_the_machine_trusts() {
     let db = TestDb::new(Engine::Sqlite).await;
     let secret = Secret::random();

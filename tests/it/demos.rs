@@ -13,7 +13,7 @@ use stockade::access::Secret;
 use stockade::app::Builder;
 use stockade::clock::mint_id;
 
-use crate::support::{App, Engine, Server, TestDb, each_database, eventually, rabbit, settings};
+use crate::support::{App, Engine, Server, TestDb, each_database, eventually, http_client, rabbit, settings};
 
 /// A finished run: how it ended, what it printed, and what it said meanwhile.
 struct Ran {
@@ -151,7 +151,7 @@ each_database!(
     a_server_that_is_there_is_played_on_and_left_as_it_was,
 );
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn all_of_them_are_one_command() {
     let db = TestDb::new(Engine::Sqlite).await;
     let ran = run(&["all", "--json"], &[]).await;
@@ -167,7 +167,7 @@ async fn all_of_them_are_one_command() {
     assert!(ran.said.contains("Without the crash"), "{}", ran.said);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn inventory_may_be_a_process_that_is_stopped() {
     let db = TestDb::new(Engine::Postgres).await;
     let ran = run_own(&db, &["backlog", "--stop", "--orders", "10", "--rate", "50"]).await;
@@ -175,7 +175,7 @@ async fn inventory_may_be_a_process_that_is_stopped() {
     assert!(ran.said.contains("Stopping the process of inventory"), "{}", ran.said);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn what_cannot_be_stopped_is_refused() {
     let db = TestDb::new(Engine::Sqlite).await;
     let stop = ["backlog", "--stop", "--database-url", &db.url];
@@ -186,7 +186,7 @@ async fn what_cannot_be_stopped_is_refused() {
     run(&["poison", "--database-url", "postgres://nobody@127.0.0.1:1/x"], &[]).await.refused(1, "Postgres");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_server_without_the_lab_will_do_for_a_backlog_only() {
     let db = TestDb::new(Engine::Sqlite).await;
     let app = App::start_built(Builder::new(settings(&db, &[]))).await;
@@ -197,7 +197,7 @@ async fn a_server_without_the_lab_will_do_for_a_backlog_only() {
     app.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_server_with_keys_is_played_on_with_one_in_the_group_it_names() {
     let db = TestDb::new(Engine::Sqlite).await;
     let (secret, viewer) = (Secret::random(), Secret::random());
@@ -216,7 +216,7 @@ async fn a_server_with_keys_is_played_on_with_one_in_the_group_it_names() {
     run(&["duplicates", "--json"], &[("STOCKADE_API_KEYS", &keys)]).await.proven();
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn without_json_the_proofs_are_printed_as_text() {
     let ran = run(&["duplicates"], &[]).await;
     assert_eq!(ran.status.code(), Some(0), "{}", ran.said);
@@ -246,14 +246,14 @@ mod on_rabbitmq {
     each_database!(every_demo_is_proven_on_rabbitmq);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn inventory_may_be_a_process_that_is_stopped_on_rabbitmq_too() {
     let db = TestDb::new(Engine::Postgres).await;
     let stop = ["backlog", "--stop", "--orders=10", "--rate=50"];
     assert_eq!(run_on_rabbit(&db, &mint_id().to_string(), &stop).await.proven()["depth_peak"], 10);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn queues_that_somebody_consumes_from_are_left_alone() {
     let (db, mine) = (TestDb::new(Engine::Sqlite).await, TestDb::new(Engine::Sqlite).await);
     let (broker, prefix) = (tokio::task::spawn_blocking(rabbit::url).await.unwrap(), mint_id().to_string());
@@ -267,7 +267,7 @@ async fn queues_that_somebody_consumes_from_are_left_alone() {
 async fn liar(truth: &str, lie: fn(&str, &mut Value)) -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
-    let (truth, client) = (truth.to_owned(), reqwest::Client::new());
+    let (truth, client) = (truth.to_owned(), http_client().build().unwrap());
     let router =
         axum::Router::new().fallback(async move |method: Method, uri: Uri, headers: HeaderMap, body: Bytes| {
             let mut request = client.request(method, format!("{truth}{uri}")).body(body);
@@ -294,7 +294,7 @@ async fn lied_to(args: &[&str], lie: fn(&str, &mut Value)) -> Vec<String> {
     run(&[args, &["--json", "--patience=2s", "--url", &url]].concat(), &[]).await.not_proven()
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_backlog_that_loses_a_reservation_is_not_proven() {
     let broken = lied_to(&["backlog", "--orders=3", "--rate=50"], |path, body| {
         if path == "/v1/reservations" {
@@ -304,7 +304,7 @@ async fn a_backlog_that_loses_a_reservation_is_not_proven() {
     assert_eq!(broken.await, ["orders reserved", "reservations"]);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_backlog_that_never_shows_is_not_proven() {
     let broken = lied_to(&["backlog", "--orders=3", "--rate=50"], |path, body| {
         if path == "/v1/queues/inventory" {
@@ -314,7 +314,7 @@ async fn a_backlog_that_never_shows_is_not_proven() {
     assert_eq!(broken.await, [] as [&str; 0], "it breaks off before that proof, and says why");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_duplicate_that_deducts_stock_again_is_not_proven() {
     let broken = lied_to(&["duplicates"], |path, body| {
         if path.starts_with("/v1/stock/") && body["reserved"] == 5 {
@@ -325,7 +325,7 @@ async fn a_duplicate_that_deducts_stock_again_is_not_proven() {
     assert_eq!(broken.await, claims);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn poison_that_is_misfiled_is_not_proven() {
     let broken = lied_to(&["poison"], |path, body| {
         if path == "/v1/dead-letters" {
@@ -344,7 +344,7 @@ async fn poison_that_is_misfiled_is_not_proven() {
     assert_eq!(broken.await, ["invalid JSON", "not UTF-8", "unknown event type", "no event id"]);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_crash_that_does_not_come_is_not_proven() {
     // No event fits, so inventory rejects them all and never commits one.
     let ran = run(&["crash", "--orders=2", "--patience=2s", "--json"], &[("STOCKADE_MAX_EVENT", "100B")]).await;
@@ -353,7 +353,7 @@ async fn a_crash_that_does_not_come_is_not_proven() {
     assert!(ran.said.contains("too-large"), "with what the server logged: {}", ran.said);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_consumer_that_somebody_paused_stays_paused() {
     let db = TestDb::new(Engine::Sqlite).await;
     let server = Server::start(&db, &[]);
@@ -391,7 +391,7 @@ async fn interrupt(signal: &str, args: &[&str]) -> Option<i32> {
     status.code()
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn an_interrupted_demo_resumes_what_it_paused() {
     let db = TestDb::new(Engine::Sqlite).await;
     let server = Server::start(&db, &[]);
@@ -403,7 +403,7 @@ async fn an_interrupted_demo_resumes_what_it_paused() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn an_interrupted_demo_takes_its_servers_along() {
     let db = TestDb::new(Engine::Postgres).await;
     assert_eq!(interrupt("INT", &["--stop", "--database-url", &db.url]).await, Some(130));

@@ -63,7 +63,7 @@ fn family(name: &str) -> String {
     name.split('_').take(2).collect::<Vec<_>>().join("_")
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn every_metric_of_the_docs_the_dashboard_and_the_alerts_is_exported() {
     let db = TestDb::new(Engine::Sqlite).await;
     let app = App::start_with(&db, &["--retry-max", "2", "--retry-base", "1ms", "--audit-every", "50ms"]).await;

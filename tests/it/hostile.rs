@@ -107,8 +107,9 @@ async fn targets(app: &Api) -> Targets {
     let order = app.reserve("WIDGET-A", 5).await;
     app.tell("/v1/lab/publish", &json!({ "queue": "inventory", "body": "no JSON" })).await;
     let letters = eventually("a letter", || async {
+        // One that an earlier text sent back may be filed again by now, and serves as well.
         let letters = app.read("/v1/dead-letters?state=open").await;
-        (letters["data"].as_array().unwrap().len() == 1).then_some(letters)
+        (!letters["data"].as_array().unwrap().is_empty()).then_some(letters)
     });
     Targets {
         letter: id(&letters.await["data"][0]),
@@ -223,7 +224,7 @@ fn harmless(asked: &str, text: &str, status: StatusCode, said: &str) {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn every_answer_tells_browsers_what_not_to_do() {
     let db = TestDb::new(Engine::Sqlite).await;
     let app = App::start(&db).await;
@@ -242,7 +243,7 @@ async fn every_answer_tells_browsers_what_not_to_do() {
     app.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn swagger_ui_works_under_its_policy() {
     let db = TestDb::new(Engine::Sqlite).await;
     let app = App::start(&db).await;
@@ -255,7 +256,7 @@ async fn swagger_ui_works_under_its_policy() {
 }
 
 /// Secrets in every setting that can hold one, and a server made to talk about its troubles at the top of its voice.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn no_secret_gets_into_logs_errors_or_the_list_of_settings() {
     const CANARY: &str = "canary7Zq";
     let folder = tempfile::tempdir().unwrap();
@@ -314,7 +315,7 @@ async fn no_secret_gets_into_logs_errors_or_the_list_of_settings() {
     assert!(leak.is_none(), "{leak:?}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn control_characters_reach_neither_the_log_nor_the_terminal() {
     const EVIL: &str = "\u{1b}[2Jfake\u{9b}31m\nline";
     let db = TestDb::new(Engine::Sqlite).await;

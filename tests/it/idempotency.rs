@@ -6,7 +6,9 @@ use futures_util::future::join_all;
 use reqwest::Response;
 use serde_json::{Value, json};
 
-use crate::support::{App, Engine, Server, TestDb, each_database, order, problem};
+use crate::support::{
+    App, Engine, Server, TestDb, each_database, each_database_on_rabbit, http_client, order, problem,
+};
 
 const COPIES: usize = 50;
 
@@ -163,11 +165,23 @@ each_database!(
     fifty_keys_at_once_place_fifty_orders,
 );
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+each_database_on_rabbit!(
+    a_repeat_answers_with_the_first_order_as_it_is_now,
+    a_key_survives_a_restart,
+    another_body_under_a_key_is_refused,
+    other_keys_and_no_key_place_other_orders,
+    a_quoted_key_is_the_bare_one,
+    a_request_that_failed_does_not_burn_its_key,
+    fifty_at_once_with_one_key_place_one_order,
+    fifty_at_once_with_two_bodies_place_one_order,
+    fifty_keys_at_once_place_fifty_orders,
+);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn two_servers_on_one_postgres_place_one_order_per_key() {
     let db = TestDb::new(Engine::Postgres).await;
     let servers = [Server::start(&db, &[]), Server::start(&db, &[])];
-    let client = reqwest::Client::new();
+    let client = http_client().build().unwrap();
     let body = order("alice", &[("A", 1)]);
     for round in 0..5 {
         let key = format!("key-{round}");

@@ -26,7 +26,7 @@ async fn next_server_of(db: &Db) -> i32 {
     server
 }
 
-#[tokio::test]
+#[tokio::test(crate = "crate::support::schedule")]
 async fn a_loop_on_a_lane_always_has_the_same_connection_and_another_when_it_is_taken() {
     let test = TestDb::new(Engine::Postgres).await;
     let db = test.open(Clock::System).await;
@@ -49,7 +49,7 @@ async fn a_loop_on_a_lane_always_has_the_same_connection_and_another_when_it_is_
     assert_eq!(next_server_of(&one).await, server);
 }
 
-#[tokio::test]
+#[tokio::test(crate = "crate::support::schedule")]
 async fn each_statement_sees_what_is_committed_whatever_the_database_does_by_default() {
     let test = TestDb::new(Engine::Postgres).await;
     let mut tx = test.open(Clock::System).await.begin().await.unwrap();
@@ -72,7 +72,7 @@ async fn read_from_end_to_end(tx: &mut Tx) -> Vec<String> {
     on!(tx, c => sqlx::query_scalar(scanned).fetch_all(c).await).unwrap()
 }
 
-#[tokio::test]
+#[tokio::test(crate = "crate::support::schedule")]
 async fn a_loop_on_a_lane_finds_rows_by_their_keys_however_few_there_are() {
     let test = TestDb::new(Engine::Postgres).await;
     let db = test.open(Clock::System).await;
@@ -110,7 +110,7 @@ async fn a_loop_on_a_lane_finds_rows_by_their_keys_however_few_there_are() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(crate = "crate::support::schedule")]
 async fn there_are_never_more_connections_than_the_settings_allow() {
     let test = TestDb::new(Engine::Postgres).await;
     let db = test.open(Clock::System).await;

@@ -122,9 +122,10 @@ async fn a_page_gets_a_snapshot_and_then_what_changed(db: TestDb) {
 async fn a_busy_server_sends_at_most_four_frames_a_second(db: TestDb) {
     let app = App::start(&db).await;
     app.put_stock("WIDGET-A", 10_000).await;
+    // The sampler starts with the first page, so every frame was made after this.
+    let start = Instant::now();
     let mut stream = Stream::open(&app, "/v1/events").await;
     stream.next().await.unwrap();
-    let start = Instant::now();
     let mut frames = 0;
     // A slow database is looked at less often, so two frames may take a while.
     while start.elapsed() < Duration::from_secs(3) || (frames < 2 && start.elapsed() < DEADLINE) {
@@ -135,6 +136,7 @@ async fn a_busy_server_sends_at_most_four_frames_a_second(db: TestDb) {
             frames += 1;
         }
     }
+    // However late a frame arrives: one look each 250 ms, the snapshot not counted.
     let most = start.elapsed().as_millis() / 250 + 1;
     assert!(frames <= most, "{frames} frames in {:?}", start.elapsed());
     assert!(frames >= 2, "{frames} frames though orders kept coming");
@@ -188,7 +190,8 @@ async fn open_pages_do_not_delay_a_shutdown(db: TestDb) {
     }
     let start = Instant::now();
     app.stop().await;
-    assert!(start.elapsed() < Duration::from_secs(5), "{:?} with pages open", start.elapsed());
+    // Streams that hold up the shutdown would end it at the drain timeout of 25 s.
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?} with pages open", start.elapsed());
     for mut stream in streams {
         while stream.next().await.is_some() {}
     }

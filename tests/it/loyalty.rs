@@ -7,7 +7,7 @@ use crate::support::{App, TestDb, each_database, eventually, settings};
 
 #[expect(dead_code, reason = "the example's own `main` parses the command line; here the tests start it")]
 #[path = "../../examples/loyalty.rs"]
-mod example;
+pub mod example;
 
 async fn a_module_of_ones_own_earns_points_once(db: TestDb) {
     let app = App::start_built(example::add_to(Builder::new(settings(&db, &[])).demo(true))).await;

@@ -50,7 +50,7 @@ fn example_body(document: &Value, operation: &Value) -> Option<Value> {
     Some(Value::Object(fields.map(|(name, field)| (name.clone(), field["example"].clone())).collect::<Map<_, _>>()))
 }
 
-#[tokio::test]
+#[tokio::test(crate = "crate::support::schedule")]
 async fn the_document_served_is_the_one_in_the_repository() {
     let written: Value = serde_json::from_str(DOCUMENT).unwrap();
     for demo in [true, false] {
@@ -70,7 +70,7 @@ fn the_command_prints_the_document() {
     assert!(String::from_utf8(printed.stdout).unwrap() == DOCUMENT);
 }
 
-#[tokio::test]
+#[tokio::test(crate = "crate::support::schedule")]
 async fn every_operation_of_the_document_is_served() {
     let (app, _db) = start(true).await;
     eventually("the start", || async {
@@ -105,7 +105,7 @@ async fn every_operation_of_the_document_is_served() {
 }
 
 /// "Try it out" without an edit: what the page fills in is accepted.
-#[tokio::test]
+#[tokio::test(crate = "crate::support::schedule")]
 async fn the_examples_of_the_document_work() {
     let (app, _db) = start(true).await;
     let document = app.read("/openapi.json").await;
@@ -170,7 +170,7 @@ async fn file_a_letter(app: &App, discarded: bool) -> String {
     id
 }
 
-#[tokio::test]
+#[tokio::test(crate = "crate::support::schedule")]
 async fn the_fault_lab_is_not_there_unless_asked_for() {
     let (app, _db) = start(false).await;
     for path in ["/v1/lab/publish", "/v1/lab/crash", "/v1/lab/fail", "/v1/lab/slow", "/v1/lab/duplicate"] {
@@ -180,7 +180,7 @@ async fn the_fault_lab_is_not_there_unless_asked_for() {
     app.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(crate = "crate::support::schedule")]
 async fn swagger_ui_is_served_whole_from_the_binary() {
     let (app, _db) = start(false).await;
     for path in ["/docs", "/docs/"] {

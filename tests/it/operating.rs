@@ -42,7 +42,7 @@ async fn poisoned(count: usize) -> (App, TestDb) {
     (app, db)
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn dead_letters_are_looked_at_sent_back_and_put_aside() {
     let (app, _db) = poisoned(3).await;
     let groups = said(&app, &["dead-letters", "groups"]).await;
@@ -79,7 +79,7 @@ async fn dead_letters_are_looked_at_sent_back_and_put_aside() {
     app.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_redrive_is_followed_to_its_end() {
     let (app, _db) = poisoned(4).await;
     let dry = said(&app, &["redrive", "--reason", "not-json", "--dry-run"]).await;
@@ -108,7 +108,7 @@ async fn a_redrive_is_followed_to_its_end() {
     app.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_replay_is_followed_to_its_end() {
     let db = TestDb::new(Engine::Sqlite).await;
     let app = App::start(&db).await;

@@ -21,7 +21,7 @@ const CANARY: &str = "canary7Zq";
 const PANICS: &str = "STOCKADE_TEST_PANICS";
 
 /// A handler, a reaction, a task and a thread panic with all they know, before there is a log and after.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn panics_tell_no_secret() {
     match std::env::var(PANICS).as_deref() {
         Ok("json") => return panic_everywhere(LogFormat::Json).await,

@@ -269,7 +269,7 @@ async fn an_order_number_that_is_taken_is_minted_again(db: TestDb) {
 }
 
 /// SQLite has one writer, who loses to nobody.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_group_of_orders_that_loses_to_another_transaction_is_placed_once() {
     let db = TestDb::new(Engine::Postgres).await;
     let (rig, lifecycle) = (Rig::new(&db).await, Lifecycle::new().unwrap());
@@ -356,7 +356,7 @@ async fn holding_takes_stock_and_writes_reservations_with_lines(db: TestDb) {
 }
 
 /// SQLite has one writer, so that nobody surveys while another takes.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_survey_that_waited_for_stock_sees_what_was_taken_meanwhile() {
     let db = TestDb::new(Engine::Postgres).await;
     let rig = Rig::new(&db).await;
@@ -967,7 +967,7 @@ async fn the_database_knows_every_state_there_is(db: TestDb) {
 }
 
 /// As a CHECK with IN would have it do: a tenth of all that an order took.
-#[tokio::test]
+#[tokio::test(crate = "crate::support::schedule")]
 async fn sqlite_makes_no_table_to_check_a_row_of_an_order() {
     let db = TestDb::new(Engine::Sqlite).await;
     let mut tx = begin(&db).await;

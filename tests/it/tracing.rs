@@ -107,7 +107,7 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 /// A payment that overtakes its order in the ledger is met twice: when it is kept, and when it is booked.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn an_event_that_was_kept_goes_on_with_its_trace() {
     let (url, received) = collector().await;
     let db = TestDb::new(Engine::Sqlite).await;
@@ -127,7 +127,7 @@ async fn an_event_that_was_kept_goes_on_with_its_trace() {
     .await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn spans_reach_a_collector_as_one_trace() {
     let (url, received) = collector().await;
     let db = TestDb::new(Engine::Sqlite).await;
@@ -176,7 +176,7 @@ async fn over_a_broker_the_publishing_is_a_span_too(db: TestDb) {
 
 each_database_on_rabbit!(over_a_broker_the_publishing_is_a_span_too);
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_collector_that_is_away_holds_up_nothing() {
     let db = TestDb::new(Engine::Sqlite).await;
     let mut command = Server::command(&db, &[]);
@@ -186,7 +186,7 @@ async fn a_collector_that_is_away_holds_up_nothing() {
     assert!(server.terminate().await);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn each_outcome_is_a_line_that_reads_alone() {
     let db = TestDb::new(Engine::Sqlite).await;
     let folder = tempfile::tempdir().unwrap();

@@ -217,10 +217,10 @@ async fn is_taken_over(db: &TestDb, held: Uuid, placed: Uuid, version: i64) {
     app.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_file_of_an_earlier_version_is_brought_up_to_date_with_all_that_is_in_it() {
     for version in VERSIONS {
-        let (db, held, placed) = (TestDb::new(Engine::Sqlite).await, mint_id(), mint_id());
+        let (db, held, placed) = (TestDb::empty_sqlite(), mint_id(), mint_id());
         let mut file = sqlx::SqliteConnection::connect(&format!("{}?mode=rwc", db.url)).await.unwrap();
         migrations_until(version, "sqlite").run(&mut file).await.unwrap();
         let past = past(Spelling(Engine::Sqlite), version, held, placed);
@@ -235,7 +235,7 @@ async fn a_file_of_an_earlier_version_is_brought_up_to_date_with_all_that_is_in_
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_postgres_database_of_an_earlier_version_is_brought_up_to_date_with_all_that_is_in_it() {
     for version in VERSIONS {
         let (db, held, placed) = (TestDb::empty_postgres().await, mint_id(), mint_id());

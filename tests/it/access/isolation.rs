@@ -260,6 +260,7 @@ async fn no_route_shows_or_changes_what_is_anothers(db: TestDb) {
     let rivals = ROLES.map(|role| (role, keys.key(role, "rival")));
     let app = App::start_with(&db, &["--api-keys", &keys.setting()]).await;
     let (acme_api, platform) = (app.with_key(&acme_admin), app.with_key(&platform));
+    let rivals = rivals.map(|(role, key)| (role, app.with_key(&key)));
     let acme = fill(&acme_api, &platform).await;
     let before = everything_of(&acme_api).await;
     for operation in operations() {
@@ -275,9 +276,8 @@ async fn no_route_shows_or_changes_what_is_anothers(db: TestDb) {
         // Metrics have a token of their own, and a login wants a good key.
         let refused = operation.who != "anybody" || ["GET /v1/metrics", "POST /v1/session"].contains(&name.as_str());
         assert_eq!(strange == StatusCode::UNAUTHORIZED, refused, "{name} without a key: {strange}");
-        for (role, key) in &rivals {
-            let rival = app.with_key(key);
-            let (status, text) = send(&rival, &operation, &url).await;
+        for (role, rival) in &rivals {
+            let (status, text) = send(rival, &operation, &url).await;
             let asked = format!("{name} by a rival {role}: {status} {text}");
             if operation.path == "/v1/session" || operation.path == "/v1/metrics" {
                 assert!(acme.is_in(&text).is_none(), "{asked}");
@@ -294,14 +294,14 @@ async fn no_route_shows_or_changes_what_is_anothers(db: TestDb) {
             let leaked = acme.is_in(&text.replace(&url, ""));
             let echoes = status == StatusCode::NOT_FOUND || makes_own;
             assert!(leaked.is_none() || echoes, "{asked}: {leaked:?} is acme's");
-            filter(&rival, &operation, &url, &acme).await;
+            filter(rival, &operation, &url, &acme).await;
         }
     }
     assert_eq!(everything_of(&acme_api).await, before, "nothing of acme's has changed");
-    let theirs = app.with_key(&rivals[3].1);
+    let theirs = &rivals[3].1;
     theirs.put_stock("THEIRS", 1).await;
     theirs.place("them", &[("THEIRS", 1)]).await;
-    watch(&acme_api, &theirs, &acme).await;
+    watch(&acme_api, theirs, &acme).await;
     app.stop().await;
 }
 

@@ -17,7 +17,7 @@ each_database!(
     an_admin_of_a_group_deals_with_its_keys_alone,
 );
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_server_with_keys_wants_one_and_says_how() {
     let db = TestDb::new(Engine::Sqlite).await;
     let mut keys = Keyed::new();
@@ -46,7 +46,7 @@ async fn a_server_with_keys_wants_one_and_says_how() {
     app.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn metrics_of_a_closed_server_are_for_the_token_or_for_keys_of_every_group() {
     let db = TestDb::new(Engine::Sqlite).await;
     let mut keys = Keyed::new();
@@ -65,7 +65,7 @@ async fn metrics_of_a_closed_server_are_for_the_token_or_for_keys_of_every_group
 }
 
 /// A page from elsewhere can make a browser send requests to a server on the same machine.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn an_open_server_obeys_no_other_site() {
     let db = TestDb::new(Engine::Sqlite).await;
     let app = App::start(&db).await;
@@ -164,7 +164,7 @@ async fn an_admin_of_a_group_deals_with_its_keys_alone(db: TestDb) {
     app.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_key_for_every_group_acts_in_the_one_it_names() {
     let db = TestDb::new(Engine::Sqlite).await;
     let mut keys = Keyed::new();
@@ -184,7 +184,7 @@ async fn a_key_for_every_group_acts_in_the_one_it_names() {
     app.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn others_can_reach_a_server_only_with_keys() {
     let db = TestDb::new(Engine::Sqlite).await;
     let everywhere = |flags: &[&str]| {
@@ -207,7 +207,7 @@ async fn others_can_reach_a_server_only_with_keys() {
     app.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn keys_are_made_listed_and_revoked_on_the_command_line() {
     let db = TestDb::new(Engine::Sqlite).await;
     let server = Server::start(&db, &[]);

@@ -64,7 +64,7 @@ async fn a_session_stands_for_its_key_until_it_ends(db: TestDb) {
     app.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_session_ends_by_itself_and_there_is_none_on_an_open_server() {
     let db = TestDb::new(Engine::Sqlite).await;
     let mut keys = Keyed::new();
@@ -86,7 +86,7 @@ async fn a_session_ends_by_itself_and_there_is_none_on_an_open_server() {
     app.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn the_dashboard_sends_strangers_to_the_login_and_back() {
     let db = TestDb::new(Engine::Sqlite).await;
     let mut keys = Keyed::new();

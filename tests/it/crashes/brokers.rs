@@ -1,6 +1,7 @@
 //! A broker that is killed, frozen, full or short of memory: orders are taken all the same, and when it is well again
 //! everything goes on by itself, with nothing lost and nothing done twice.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use lapin::BasicProperties;
@@ -10,18 +11,14 @@ use tokio::time::Instant;
 use super::Shop;
 use crate::rabbit::{Stranger, foreign_order};
 use crate::support::rabbit::{self, Rabbit};
-use crate::support::{Api, DEADLINE, Engine, OwnPostgres, Server, TestDb, Wire, eventually};
+use crate::support::{Api, DEADLINE, Engine, OwnPostgres, Server, TestDb, Wire, eventually, never};
 
-/// How soon after the broker's return things must move again.
-const SOON: Duration = Duration::from_secs(5);
-/// No question about a broker takes longer than this, whatever is down.
-const AT_ONCE: Duration = Duration::from_secs(3);
 /// RabbitMQ 3.10 forgets a quorum queue, confirmed messages and all, when it is killed within half a second of the
 /// queue's declaration.
 const QUEUES_ARE_SAFE_AFTER: Duration = Duration::from_secs(2);
 
 /// A shop on the node that may be taken away, all of whose queues have been there for a while.
-async fn shop_on<'a>(db: &'a TestDb, more: &[&'static str]) -> Shop<'a> {
+pub(super) async fn shop_on<'a>(db: &'a TestDb, more: &[&'static str]) -> Shop<'a> {
     let mut shop = Shop::open(db, more).await;
     shop.place(10).await;
     shop.check().await;
@@ -37,14 +34,13 @@ async fn broker_status(api: &Api) -> String {
     api.read("/v1/health").await["broker"]["status"].as_str().unwrap().to_owned()
 }
 
-async fn until_broker_is(api: &Api, status: &str) {
+pub(super) async fn until_broker_is(api: &Api, status: &str) {
     eventually(&format!("a broker that is {status}"), || async { (broker_status(api).await == status).then_some(()) })
         .await;
 }
 
 /// The server is ready and says that it is not well; the figures it gives of queues are old and said to be.
 async fn assert_degraded(api: &Api, status: &str) {
-    let began = Instant::now();
     let health = api.read("/v1/health").await;
     assert_eq!((&health["status"], &health["broker"]["status"]), (&json!("degraded"), &json!(status)), "{health}");
     assert!(!health["broker"]["error"].as_str().unwrap().is_empty(), "it says why");
@@ -52,9 +48,9 @@ async fn assert_degraded(api: &Api, status: &str) {
     assert_eq!((&ready["status"], &ready["checks"]["broker"]), (&json!("degraded"), &json!(status)));
     let queues = api.read("/v1/queues").await;
     let stale: Vec<&Value> = queues["data"].as_array().unwrap().iter().map(|queue| &queue["stale"]).collect();
+    assert!(stale.len() >= 4, "{queues}");
     // A broker that merely takes no messages can still be asked.
-    assert_eq!(stale, vec![&json!(status == "down"); 4], "{queues}");
-    assert!(began.elapsed() < AT_ONCE, "{:?}", began.elapsed());
+    assert_eq!(stale, vec![&json!(status == "down"); stale.len()], "{queues}");
 }
 
 /// Nothing has counted as an attempt and nothing was given up on.
@@ -65,34 +61,44 @@ async fn assert_no_attempt_was_counted(db: &TestDb) {
 
 const PENDING: &str = "SELECT COUNT(*) FROM messaging_outbox WHERE status = 'pending'";
 
-/// Waits until rows go out, and sees that it was not long.
-async fn assert_goes_out_soon(db: &TestDb, pending: i64) {
-    let back = Instant::now();
-    eventually("rows going out", || async { (db.count(PENDING).await < pending).then_some(()) }).await;
-    assert!(back.elapsed() < SOON, "{:?}", back.elapsed());
+async fn until_published(db: &TestDb, pending: i64) {
+    eventually("rows being published", || async { (db.count(PENDING).await < pending).then_some(()) }).await;
 }
 
+/// Counts connection attempts on the port of a broker that is down. A client that does not back off makes all of them
+/// within a few milliseconds.
+async fn assert_backs_off(broker: &Rabbit) {
+    let listener = tokio::net::TcpListener::bind(("127.0.0.1", broker.port())).await.unwrap();
+    let began = Instant::now();
+    for _ in 0..6 {
+        tokio::time::timeout(DEADLINE, listener.accept()).await.expect("it tries to connect").unwrap();
+    }
+    assert!(began.elapsed() > Duration::from_millis(200), "six attempts in {:?}", began.elapsed());
+}
+
+/// The broker dies while orders are being placed, published and consumed.
 async fn survive_a_kill(engine: Engine) {
     let broker = rabbit::faulty().await;
     let db = ground(engine, &broker).await;
     let mut shop = shop_on(&db, &[]).await;
     for _ in 0..2 {
-        broker.kill();
-        until_broker_is(&shop.server, "down").await;
         let before = shop.orders;
+        tokio::join!(shop.place(100), async {
+            let orders = "SELECT COUNT(*) FROM orders_orders";
+            eventually("a few orders", || async { (db.count(orders).await > before).then_some(()) }).await;
+            broker.kill();
+        });
+        until_broker_is(&shop.server, "down").await;
         shop.place(50).await;
         shop.ask_again().await;
-        assert_eq!(db.count("SELECT COUNT(*) FROM orders_orders").await, before + 50, "every order is taken");
+        assert_eq!(db.count("SELECT COUNT(*) FROM orders_orders").await, before + 150, "every order is accepted");
         assert_degraded(&shop.server, "down").await;
-        let idle = shop.server.cpu_time();
-        tokio::time::sleep(Duration::from_secs(2)).await; // what a hot loop would make of two seconds
-        let spent = shop.server.cpu_time() - idle;
-        assert!(spent < Duration::from_millis(700), "{spent:?} of processor time while it had nothing to do");
+        assert_backs_off(&broker).await;
         assert_no_attempt_was_counted(&db).await;
         let pending = db.count(PENDING).await;
         assert!(pending >= 50);
         broker.start_again();
-        assert_goes_out_soon(&db, pending).await;
+        until_published(&db, pending).await;
         shop.check().await;
         assert_no_attempt_was_counted(&db).await;
         tokio::time::sleep(QUEUES_ARE_SAFE_AFTER).await;
@@ -101,17 +107,52 @@ async fn survive_a_kill(engine: Engine) {
     assert!(shop.server.terminate().await);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_broker_killed_and_started_again_costs_nothing_on_sqlite() {
     survive_a_kill(Engine::Sqlite).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_broker_killed_and_started_again_costs_nothing_on_postgres() {
     survive_a_kill(Engine::Postgres).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+/// `rabbitmqctl` closes every connection in an orderly way, unlike a kill.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
+async fn a_broker_restarted_under_load_costs_nothing_and_consumers_keep_their_prefetch() {
+    const PREFETCH: i64 = 8;
+    let broker = Arc::new(rabbit::faulty().await);
+    let db = ground(Engine::Postgres, &broker).await;
+    let mut shop = shop_on(&db, &["--prefetch", "8", "--batch", "8"]).await;
+    let api = shop.api();
+    let ctl = async |command: &'static str| {
+        let broker = broker.clone();
+        tokio::task::spawn_blocking(move || broker.ctl(&[command])).await.unwrap();
+    };
+    shop.place_during(async {
+        ctl("stop_app").await;
+        until_broker_is(&api, "down").await;
+        ctl("start_app").await;
+        api.until_connected().await;
+    })
+    .await;
+    shop.ask_again().await;
+    shop.check().await;
+    shop.assert_no_attempt_was_counted().await;
+
+    // Without a prefetch the broker would deliver the whole queue to the slow consumer.
+    api.tell("/v1/lab/slow", &json!({ "consumer": "inventory", "ms": 2000 })).await;
+    shop.place(20).await;
+    let ready = async || api.read("/v1/queues/inventory").await["depth"].as_i64().unwrap();
+    eventually("as much delivered as the prefetch", async || (ready().await == 20 - PREFETCH).then_some(())).await;
+    let more = async || (ready().await < 20 - PREFETCH).then_some(());
+    never("more delivered than the prefetch", Duration::from_secs(1), more).await;
+    api.tell("/v1/lab/reset", &json!({})).await;
+    shop.check().await;
+    assert!(shop.server.terminate().await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_server_starts_and_stops_while_its_broker_is_away() {
     let broker = rabbit::faulty().await;
     let db = ground(Engine::Sqlite, &broker).await;
@@ -131,16 +172,14 @@ async fn a_server_starts_and_stops_while_its_broker_is_away() {
     assert_no_attempt_was_counted(&db).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_broker_that_hangs_is_found_out_and_connections_it_cuts_are_made_again() {
     let broker = rabbit::faulty().await;
     let db = ground(Engine::Postgres, &broker).await;
     let mut shop = shop_on(&db, &["--amqp-heartbeat", "1s"]).await;
     broker.freeze();
     shop.place(20).await;
-    let began = Instant::now();
     shop.server.read("/v1/queues").await;
-    assert!(began.elapsed() < AT_ONCE, "{:?}", began.elapsed());
     until_broker_is(&shop.server, "down").await;
     shop.place(20).await;
     assert_degraded(&shop.server, "down").await;
@@ -154,7 +193,7 @@ async fn a_broker_that_hangs_is_found_out_and_connections_it_cuts_are_made_again
     assert!(shop.server.terminate().await);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_channel_that_the_broker_closes_takes_no_connection_along() {
     let broker = rabbit::faulty().await;
     let db = ground(Engine::Sqlite, &broker).await;
@@ -174,7 +213,7 @@ async fn a_channel_that_the_broker_closes_takes_no_connection_along() {
     assert!(shop.server.terminate().await);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_broker_short_of_memory_stops_neither_the_api_nor_the_consumers() {
     let broker = rabbit::faulty().await;
     let db = ground(Engine::Postgres, &broker).await;
@@ -196,14 +235,14 @@ async fn a_broker_short_of_memory_stops_neither_the_api_nor_the_consumers() {
     let pending = db.count(PENDING).await;
     assert!(pending >= 20, "{pending}");
     broker.ctl(&["set_vm_memory_high_watermark", "absolute", "2GB"]);
-    assert_goes_out_soon(&db, pending).await;
+    until_published(&db, pending).await;
     shop.check().await;
     assert_no_attempt_was_counted(&db).await;
     assert_eq!(broker_status(&shop.server).await, "up");
     assert!(shop.server.terminate().await);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_full_queue_refuses_and_is_asked_again() {
     let broker = rabbit::faulty().await;
     let db = ground(Engine::Sqlite, &broker).await;
@@ -228,7 +267,7 @@ async fn a_full_queue_refuses_and_is_asked_again() {
 }
 
 /// The broker counts deliveries and would give up on messages; an outage of the database must not use them up.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_database_that_goes_away_costs_no_message_on_a_broker() {
     let postgres = OwnPostgres::start();
     let url = tokio::task::spawn_blocking(rabbit::url).await.unwrap();

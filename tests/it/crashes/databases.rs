@@ -6,11 +6,11 @@ use std::time::Duration;
 use reqwest::{Response, StatusCode};
 use serde_json::{Value, json};
 use sqlx::sqlite::SqliteConnectOptions;
-use sqlx::{Connection, Executor, SqliteConnection};
+use sqlx::{Connection, Executor, PgConnection, SqliteConnection};
 
-use super::{Shop, place};
+use super::{Shop, place, until_more_orders};
 use crate::rabbit::Stranger;
-use crate::support::{DEADLINE, Engine, OwnPostgres, Server, TestDb, eventually, order};
+use crate::support::{Api, DEADLINE, Engine, OwnPostgres, Server, TestDb, eventually, order};
 
 /// A connection beside the server's, as an operator's shell would have.
 async fn beside(db: &TestDb) -> SqliteConnection {
@@ -19,7 +19,7 @@ async fn beside(db: &TestDb) -> SqliteConnection {
     SqliteConnection::connect_with(&options).await.unwrap()
 }
 
-async fn try_to_place(server: &Server) -> Response {
+async fn try_to_place(server: &Api) -> Response {
     server.post("/v1/orders", &order("hopeful", &[("A", 1)])).send().await.unwrap()
 }
 
@@ -33,13 +33,13 @@ async fn assert_away(response: Response) {
     assert_eq!((&problem["status"], problem["request_id"].is_string()), (&json!(503), true));
 }
 
-async fn readiness(server: &Server) -> (StatusCode, Value) {
+async fn readiness(server: &Api) -> (StatusCode, Value) {
     let response = server.get("/readyz").send().await.unwrap();
     (response.status(), response.json().await.unwrap())
 }
 
 /// Ready again, with every loop running.
-async fn until_well(server: &Server) {
+pub(super) async fn until_well(server: &Api) {
     eventually("a server that is well again", || async {
         let (status, body) = readiness(server).await;
         (status == StatusCode::OK && body["status"] == "ok").then_some(())
@@ -47,7 +47,7 @@ async fn until_well(server: &Server) {
     .await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_locked_file_is_waited_for_and_then_said_to_be_busy() {
     let db = TestDb::new(Engine::Sqlite).await;
     let mut shop = Shop::open(&db, &["--sqlite-busy-timeout", "200ms", "--db-acquire-timeout", "1s"]).await;
@@ -79,7 +79,7 @@ async fn a_locked_file_is_waited_for_and_then_said_to_be_busy() {
 }
 
 /// A lock shorter than the wait is nobody's business.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_file_locked_for_a_moment_is_waited_for() {
     let db = TestDb::new(Engine::Sqlite).await;
     let shop = Shop::open(&db, &["--sqlite-busy-timeout", "20s", "--db-acquire-timeout", "20s"]).await;
@@ -109,7 +109,7 @@ async fn fill(operator: &mut SqliteConnection, limit: &str) {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_full_disk_is_told_and_survived() {
     let db = TestDb::new(Engine::Sqlite).await;
     assert!(Server::start(&db, &[]).terminate().await);
@@ -157,7 +157,7 @@ async fn a_full_disk_is_told_and_survived() {
 
 /// A broker counts deliveries and gives up on messages: what fails for want of room is held, and not given back and taken
 /// again each time.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_full_disk_uses_up_no_deliveries_of_a_broker() {
     let db = TestDb::on_rabbit(Engine::Sqlite).await;
     assert!(Server::start(&db, &[]).terminate().await);
@@ -193,7 +193,7 @@ async fn a_full_disk_uses_up_no_deliveries_of_a_broker() {
 }
 
 /// With a restart: a larger disk, and what the full one had acknowledged is finished.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn what_a_full_disk_left_undone_is_done_on_a_larger_one() {
     let db = TestDb::new(Engine::Sqlite).await;
     assert!(Server::start(&db, &[]).terminate().await);
@@ -202,17 +202,19 @@ async fn what_a_full_disk_left_undone_is_done_on_a_larger_one() {
     operator.close().await.unwrap();
     let limit: &'static str = (pages + 30).to_string().leak();
     let mut shop = Shop::open(&db, &["--sqlite-max-pages", limit]).await;
-    while place(&shop.server, shop.orders).await.is_some() {
+    while let Some(id) = place(&shop.server, shop.orders).await {
+        shop.acknowledge(shop.orders, id);
         shop.orders += 1;
         assert!(shop.orders < 1000, "the file never fills up");
     }
     shop.server.signal("KILL");
     shop.server.ended().await;
-    shop.server = Server::start(&db, &super::QUICK);
+    shop.flags = super::QUICK.to_vec();
+    shop.reopen().await;
     shop.check().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_postgres_that_goes_away_is_waited_for() {
     let postgres = OwnPostgres::start();
     let db = TestDb::at(postgres.url());
@@ -231,5 +233,104 @@ async fn a_postgres_that_goes_away_is_waited_for() {
         shop.ask_again().await;
         shop.check().await;
     }
+    assert!(shop.server.terminate().await);
+}
+
+/// Waits until the server refuses a write that would change nothing.
+async fn until_refused(api: &Api) {
+    let refusal = eventually("a refused write", || async {
+        let response = api.put("/v1/stock/A", &json!({ "on_hand": super::STOCK })).send().await.unwrap();
+        (response.status() != StatusCode::OK).then_some(response)
+    })
+    .await;
+    assert_away(refusal).await;
+}
+
+/// The server's own role, so that its connections can be told apart from those of the tests.
+async fn add_role(postgres: &OwnPostgres) -> (TestDb, PgConnection) {
+    let mut operator = PgConnection::connect(&postgres.url()).await.unwrap();
+    operator.execute("CREATE ROLE stockade LOGIN").await.unwrap();
+    operator.execute("ALTER DATABASE postgres OWNER TO stockade").await.unwrap();
+    (TestDb::at(postgres.url().replace("postgres@", "stockade@")), operator)
+}
+
+/// Ends every connection of the server (57P01); how many there were.
+async fn terminate_backends(operator: &mut PgConnection) -> u64 {
+    let terminate = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'stockade'";
+    operator.execute(terminate).await.unwrap().rows_affected()
+}
+
+/// As during a failover: the old primary refuses writes with 25006.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
+async fn a_postgres_that_turns_read_only_is_waited_for() {
+    let postgres = OwnPostgres::start();
+    let db = TestDb::at(postgres.url());
+    let mut shop = Shop::open(&db, &["--db-acquire-timeout", "1s"]).await;
+    let mut operator = PgConnection::connect(&postgres.url()).await.unwrap();
+    let api = shop.api();
+    shop.place_during(async {
+        until_more_orders(&db).await;
+        operator.execute("ALTER SYSTEM SET default_transaction_read_only = on").await.unwrap();
+        operator.execute("SELECT pg_reload_conf()").await.unwrap();
+        until_refused(&api).await;
+        assert_away(try_to_place(&api).await).await;
+        assert_eq!(api.stock("A").await.0, super::STOCK, "reads succeed");
+        operator.execute("ALTER SYSTEM RESET default_transaction_read_only").await.unwrap();
+        operator.execute("SELECT pg_reload_conf()").await.unwrap();
+        until_well(&api).await;
+        until_more_orders(&db).await;
+    })
+    .await;
+    shop.ask_again().await;
+    shop.check().await;
+    shop.assert_no_attempt_was_counted().await;
+    assert!(shop.server.terminate().await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
+async fn terminated_backends_cost_nothing() {
+    let postgres = OwnPostgres::start();
+    let (link, mut operator) = add_role(&postgres).await;
+    let db = TestDb::at(postgres.url());
+    let mut shop = Shop::open_through(&db, &link, &["--db-acquire-timeout", "1s"]).await;
+    let api = shop.api();
+    shop.place_during(async {
+        for _ in 0..5 {
+            until_more_orders(&db).await;
+            assert!(terminate_backends(&mut operator).await > 0);
+        }
+        until_more_orders(&db).await;
+        until_well(&api).await;
+    })
+    .await;
+    shop.ask_again().await;
+    shop.check().await;
+    shop.assert_no_attempt_was_counted().await;
+    assert!(shop.server.terminate().await);
+}
+
+/// New connections fail with 53300, as when other programs use all of `max_connections`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
+async fn a_postgres_without_free_connections_is_waited_for() {
+    let postgres = OwnPostgres::start();
+    let (link, mut operator) = add_role(&postgres).await;
+    let db = TestDb::at(postgres.url());
+    let mut shop = Shop::open_through(&db, &link, &["--db-acquire-timeout", "1s"]).await;
+    let api = shop.api();
+    shop.place_during(async {
+        until_more_orders(&db).await;
+        operator.execute("ALTER ROLE stockade CONNECTION LIMIT 0").await.unwrap();
+        terminate_backends(&mut operator).await;
+        until_refused(&api).await;
+        assert_away(try_to_place(&api).await).await;
+        assert_away(api.get("/v1/orders").send().await.unwrap()).await;
+        operator.execute("ALTER ROLE stockade CONNECTION LIMIT -1").await.unwrap();
+        until_well(&api).await;
+        until_more_orders(&db).await;
+    })
+    .await;
+    shop.ask_again().await;
+    shop.check().await;
+    shop.assert_no_attempt_was_counted().await;
     assert!(shop.server.terminate().await);
 }

@@ -6,8 +6,8 @@ use futures_util::stream::FuturesUnordered;
 use reqwest::StatusCode;
 use serde_json::json;
 
-use super::Shop;
-use crate::support::{Api, Server, TestDb, each_database};
+use super::{Shop, assert_audited};
+use crate::support::{Api, TestDb, each_database, each_database_on_rabbit};
 
 const PRICE: i64 = 7;
 
@@ -30,7 +30,7 @@ impl Shop<'_> {
 
     async fn restart(&mut self) {
         self.server.ended().await;
-        self.server = Server::start(self.db, &self.flags);
+        self.reopen().await;
     }
 
     /// Every order is where it was taken, with the stock, the entries and the notices that go with it.
@@ -82,6 +82,8 @@ impl Shop<'_> {
         ] {
             assert_eq!(self.db.count(sql).await, 0, "{what}");
         }
+        self.check_witness().await;
+        assert_audited(self.db).await;
     }
 }
 
@@ -179,6 +181,13 @@ async fn kills_in_a_burst_of_payments_and_cancellations_leave_one_outcome_each(d
 }
 
 each_database!(
+    a_payment_cut_short_is_made_once_by_asking_again,
+    what_follows_a_payment_happens_once_wherever_a_consumer_dies,
+    a_kept_event_survives_the_death_of_who_wakes_it,
+    kills_in_a_burst_of_payments_and_cancellations_leave_one_outcome_each,
+);
+
+each_database_on_rabbit!(
     a_payment_cut_short_is_made_once_by_asking_again,
     what_follows_a_payment_happens_once_wherever_a_consumer_dies,
     a_kept_event_survives_the_death_of_who_wakes_it,

@@ -1,16 +1,25 @@
 //! The real binary, dying in every way we know, on each database: nothing is lost and nothing is done twice.
 
+mod broker_limits;
 mod brokers;
 mod databases;
+mod everywhere;
+mod links;
 mod lives;
 mod points;
 mod processes;
 
-use futures_util::future::join_all;
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use futures_util::stream::{self, StreamExt};
 use reqwest::StatusCode;
 use serde_json::Value;
+use stockade::operations::audit::Checked;
 
-use crate::support::{Api, Server, TestDb, eventually, order};
+use crate::support::{Api, Server, TestDb, eventually, order, settings, witness};
 
 /// Takes over from the dead in a second rather than a minute.
 const QUICK: [&str; 10] =
@@ -18,34 +27,84 @@ const QUICK: [&str; 10] =
 
 const STOCK: i64 = 1000;
 
+/// Requests at a time: fewer than a server refuses.
+const CLIENTS: usize = 100;
+
 /// A server that may die, and the orders placed with it, each one unit of `A` under a key of its own.
 struct Shop<'a> {
     db: &'a TestDb,
     flags: Vec<&'a str>,
     server: Server,
     orders: i64,
+    /// The id that each key was answered with, by any server so far.
+    acknowledged: BTreeMap<i64, String>,
 }
 
 impl<'a> Shop<'a> {
     async fn open(db: &'a TestDb, more: &[&'a str]) -> Self {
+        Self::open_through(db, db, more).await
+    }
+
+    /// The server reaches its database and its broker by the URLs of `link`; the checks use those of `db`.
+    async fn open_through(db: &'a TestDb, link: &TestDb, more: &[&'a str]) -> Self {
         let flags = [QUICK.as_slice(), more].concat();
-        let server = Server::start(db, &flags);
+        let server = start(link, &flags);
         server.until_connected().await;
         server.put_stock("A", STOCK).await;
-        Self { db, flags, server, orders: 0 }
+        Self { db, flags, server, orders: 0, acknowledged: BTreeMap::new() }
     }
 
     /// Starts another server in place of one that is gone.
     async fn reopen(&mut self) {
-        self.server = Server::start(self.db, &self.flags);
+        self.server = start(self.db, &self.flags);
         self.server.until_connected().await;
     }
 
-    /// Places orders at once. The server may die over them: whoever got no answer asks again with the same key.
+    /// Places new orders at the same time. The server may die before it has answered all of them.
     async fn place(&mut self, count: i64) {
-        let keys: Vec<i64> = (self.orders..self.orders + count).collect();
+        let keys = self.orders..self.orders + count;
         self.orders += count;
-        join_all(keys.into_iter().map(|key| place(&self.server, key))).await;
+        self.request(keys).await;
+    }
+
+    /// Places orders continuously until `fault` has ended.
+    async fn place_during<T>(&mut self, fault: impl Future<Output = T>) -> T {
+        let ended = Cell::new(false);
+        let fault = async {
+            let output = fault.await;
+            ended.set(true);
+            output
+        };
+        let load = async {
+            while !ended.get() {
+                self.place(2).await;
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        };
+        tokio::join!(fault, load).0
+    }
+
+    /// A client of the server that does not borrow the shop.
+    fn api(&self) -> Api {
+        Api::new(self.server.url.clone())
+    }
+
+    /// Sends the order of each key and keeps the ids answered; how many keys were answered.
+    async fn request(&mut self, keys: std::ops::Range<i64>) -> usize {
+        let place = async |key| Some((key, place(&self.server, key).await?));
+        let answers: Vec<_> = stream::iter(keys.map(place)).buffer_unordered(CLIENTS).collect().await;
+        let answered: Vec<_> = answers.into_iter().flatten().collect();
+        let count = answered.len();
+        for (key, id) in answered {
+            self.acknowledge(key, id);
+        }
+        count
+    }
+
+    /// A key is answered with one id, whichever server answers.
+    fn acknowledge(&mut self, key: i64, id: String) {
+        let first = self.acknowledged.entry(key).or_insert_with(|| id.clone());
+        assert_eq!(*first, id, "key-{key} was answered with another order before");
     }
 
     /// Waits for the server to die where it was told to, and starts another.
@@ -57,31 +116,35 @@ impl<'a> Shop<'a> {
         self.reopen().await;
     }
 
-    /// Asks for every order again, as clients that heard nothing do.
-    async fn ask_again(&self) {
-        let answers = join_all((0..self.orders).map(|key| place(&self.server, key))).await;
-        assert!(answers.iter().all(Option::is_some), "every order is taken in the end");
+    /// Asks for every order again, as clients do that had no answer. Each order that was acknowledged must be there first:
+    /// the repeat would repair its loss.
+    async fn ask_again(&mut self) {
+        self.check_acknowledged().await;
+        let answered = self.request(0..self.orders).await;
+        assert_eq!(answered, usize::try_from(self.orders).unwrap(), "every order is accepted in the end");
     }
 
-    /// Waits until nothing is under way any more.
+    /// Every order that was acknowledged exists, with the id that its client was given.
+    async fn check_acknowledged(&self) {
+        let orders = self.server.walk("/v1/orders?limit=200").await;
+        let ids: BTreeMap<&str, &str> = orders
+            .iter()
+            .map(|order| (order["customer_id"].as_str().unwrap(), order["id"].as_str().unwrap()))
+            .collect();
+        assert_eq!(ids.len(), orders.len(), "no customer has two orders");
+        for (key, id) in &self.acknowledged {
+            let found = ids.get(format!("customer-{key}").as_str()).copied();
+            assert_eq!(found, Some(id.as_str()), "the order of key-{key} was acknowledged");
+        }
+    }
+
+    /// Waits until nothing is under way any more, for as long as there is progress.
     async fn settle(&self) {
-        eventually("everything settled", || async { (self.under_way().await == 0).then_some(()) }).await;
-    }
-
-    /// How much there is still to do. A broker's queues are not ours to count: there, every event published must have
-    /// been met by all who take it.
-    async fn under_way(&self) -> i64 {
-        let waiting = "SELECT (SELECT COUNT(*) FROM messaging_queue) + (SELECT COUNT(*) FROM messaging_bundles)
-             + (SELECT COUNT(*) FROM messaging_outbox WHERE status <> 'published')
-             + (SELECT COUNT(*) FROM messaging_inbox WHERE state NOT IN ('processed', 'dead'))";
-        let unmet = "SELECT 2 * (SELECT COUNT(*) FROM messaging_outbox
-                 WHERE kind = 'event' AND aggregate_type = 'order' AND event_type = 'placed')
-             - (SELECT COUNT(*) FROM messaging_inbox
-                 WHERE consumer IN ('inventory', 'ledger') AND event_type = 'order.placed')
-             + 2 * (SELECT COUNT(*) FROM messaging_outbox WHERE kind = 'event' AND aggregate_type = 'inventory')
-             - (SELECT COUNT(*) FROM messaging_inbox
-                 WHERE consumer IN ('orders', 'notifications') AND event_type LIKE 'inventory.%')";
-        self.db.count(waiting).await + if self.db.is_on_rabbit() { self.db.count(unmet).await } else { 0 }
+        let mut left = under_way(self.db).await;
+        while left > 0 {
+            let less = async || Some(under_way(self.db).await).filter(|now| *now < left);
+            left = eventually(&format!("less than {left} under way"), less).await;
+        }
     }
 
     /// Every order is reserved, held and told of once, and the shelf adds up.
@@ -95,11 +158,54 @@ impl<'a> Shop<'a> {
         ] {
             assert_eq!(self.db.count(sql).await, self.orders, "{what}");
         }
+        self.check_acknowledged().await;
+        self.check_witness().await;
+    }
+
+    /// No failure was counted against an event, and none became a dead letter.
+    async fn assert_no_attempt_was_counted(&self) {
+        for counted in [
+            "SELECT COUNT(*) FROM messaging_outbox WHERE attempts > 0 OR status IN ('failed', 'dead')",
+            "SELECT COUNT(*) FROM messaging_inbox WHERE attempts > 1 OR state = 'dead'",
+        ] {
+            assert_eq!(self.db.count(counted).await, 0, "{counted}");
+        }
+        assert!(self.letters().await.is_empty());
+    }
+
+    /// Every event that the witness has handled had one effect.
+    async fn check_witness(&self) {
+        assert_eq!(self.db.count(witness::WRONG_EFFECTS).await, 0, "effects too many or too few");
     }
 
     async fn letters(&self) -> Vec<Value> {
         self.server.walk("/v1/dead-letters?state=open").await
     }
+}
+
+/// How much is left to do. The queues of a broker cannot be counted from here: there, each published event must have an
+/// inbox row of every consumer that is bound to it.
+async fn under_way(db: &TestDb) -> i64 {
+    let waiting = "SELECT (SELECT COUNT(*) FROM messaging_queue) + (SELECT COUNT(*) FROM messaging_bundles)
+         + (SELECT COUNT(*) FROM messaging_outbox WHERE status <> 'published')
+         + (SELECT COUNT(*) FROM messaging_inbox WHERE state NOT IN ('processed', 'dead'))";
+    let undelivered = "SELECT COUNT(*) FROM messaging_outbox o
+         JOIN messaging_bound b ON b.routing_key = o.aggregate_type || '.' || o.event_type
+         WHERE o.kind = 'event' AND NOT EXISTS (SELECT 1 FROM messaging_inbox i
+             WHERE i.event_id = o.event_id AND b.queue LIKE '%.' || i.consumer)";
+    db.count(waiting).await + if db.is_on_rabbit() { db.count(undelivered).await } else { 0 }
+}
+
+/// Waits until more orders are committed than now.
+async fn until_more_orders(db: &TestDb) {
+    let orders = "SELECT COUNT(*) FROM orders_orders";
+    let before = db.count(orders).await;
+    eventually("more orders", || async { (db.count(orders).await > before + 2).then_some(()) }).await;
+}
+
+/// A server with a witness.
+fn start(db: &TestDb, flags: &[&str]) -> Server {
+    Server::spawn(witness::command(db, flags), Path::new("/dev/null"))
 }
 
 /// Places the order of a key; its id if it was answered.
@@ -161,4 +267,16 @@ async fn assert_sound(db: &TestDb) {
     ] {
         assert_eq!(db.count(sql).await, 0, "{what}");
     }
+    assert_audited(db).await;
+}
+
+/// Every invariant of the audit holds, with no grace for events on their way.
+async fn assert_audited(db: &TestDb) {
+    let breaches = breaches(db).await;
+    assert!(breaches.is_empty(), "{breaches:#?}");
+}
+
+async fn breaches(db: &TestDb) -> Vec<Checked> {
+    let report = stockade::app::audit(settings(db, &[]), true).await.unwrap();
+    report.checks.into_iter().filter(|check| check.violations > 0).collect()
 }

@@ -1,12 +1,12 @@
 //! The process dies at each named point in turn, and the next one finishes what it left.
 
-use serde_json::{Value, json};
+use serde_json::json;
 use stockade::messaging::faults::POINTS;
 
 use super::Shop;
-use crate::support::{TestDb, Webhooks, each_database, each_database_on_rabbit};
+use crate::support::{TestDb, Webhooks, each_database, each_database_on_rabbit, eventually};
 
-const CONSUMERS: [&str; 3] = ["inventory", "orders", "notifications"];
+const CONSUMERS: [&str; 4] = ["inventory", "orders", "notifications", "ledger"];
 
 /// Orders at a time: enough for a batch, few enough for one group.
 const ORDERS: i64 = 5;
@@ -39,6 +39,15 @@ impl Shop<'_> {
         let sum = "SELECT CAST(COALESCE(SUM(duplicates), 0) AS BIGINT) FROM messaging_inbox WHERE consumer = $1";
         self.db.count_of(sum, consumer).await
     }
+
+    /// Waits for deliveries that a broker repeats: nothing else shows that they are on their way.
+    async fn until_dismissed(&self, consumer: &str, count: i64) {
+        eventually(&format!("{count} duplicates dismissed by {consumer}"), || async {
+            (self.dismissed_by(consumer).await >= count).then_some(())
+        })
+        .await;
+        self.check().await;
+    }
 }
 
 /// Every point has its test below.
@@ -55,7 +64,8 @@ async fn an_order_that_was_not_committed_is_placed_by_the_repeat(db: TestDb) {
     shop.arm("orders.before_commit", None).await;
     shop.place(ORDERS).await;
     shop.die_and_reopen().await;
-    assert_eq!(db.count("SELECT COUNT(*) FROM orders_orders").await, 0, "nothing was committed, nobody was answered");
+    assert_eq!(db.count("SELECT COUNT(*) FROM orders_orders").await, 0, "nothing was committed");
+    assert!(shop.acknowledged.is_empty(), "no client was answered");
     shop.ask_again().await;
     shop.check().await;
 }
@@ -66,8 +76,8 @@ async fn an_order_that_was_committed_but_not_answered_is_placed_once(db: TestDb)
     shop.place(1).await;
     shop.die_and_reopen().await;
     assert_eq!(db.count("SELECT COUNT(*) FROM orders_orders").await, 1);
-    let repeat = super::place(&shop.server, 0).await;
-    assert!(repeat.is_some(), "the repeat is answered with it");
+    assert!(shop.acknowledged.is_empty(), "no client was answered");
+    shop.ask_again().await;
     shop.check().await;
 }
 
@@ -85,7 +95,7 @@ async fn a_relay_that_dies_before_its_mark_publishes_with_one_effect(db: TestDb)
     shop.die_and_reopen().await;
     shop.check().await;
     if db.is_on_rabbit() {
-        assert!(shop.dismissed_by("inventory").await >= ORDERS, "the broker had them, and got them again");
+        shop.until_dismissed("inventory", ORDERS).await;
     }
 }
 
@@ -121,7 +131,7 @@ async fn a_consumer_that_dies_after_its_commit_counts_the_redelivery(db: TestDb)
             // Of what it held, some may have waited in its hands and not been run yet.
             Some(held) => assert!(0 < dismissed && dismissed <= held, "{consumer}: {dismissed} of {held} came again"),
             // The relay died as well, and may have published some that it had not marked yet.
-            None => assert!(dismissed > 0, "{consumer}: what came again was dismissed"),
+            None => shop.until_dismissed(consumer, before + 1).await,
         }
     }
 }
@@ -184,7 +194,12 @@ async fn an_event_whose_rejection_was_cut_short_is_filed_once(db: TestDb) {
         let redriven = shop.server.tell(&redrive, &json!({})).await;
         assert_eq!(redriven["already_applied"], false);
         shop.check().await;
-        assert_eq!(shop.letters().await, Vec::<Value>::new());
+        for copy in shop.letters().await {
+            // The relay died as well: a broker may deliver a copy that is rejected before the redrive and filed after it.
+            assert!(db.is_on_rabbit() && copy["message_id"] == letter["message_id"], "{copy:#}");
+            let redrive = format!("/v1/dead-letters/{}/redrive", copy["id"].as_str().unwrap());
+            assert_eq!(shop.server.tell(&redrive, &json!({})).await["already_applied"], true);
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::Instant;
 
-use super::{QUICK, Shop, assert_sound, place};
+use super::{QUICK, Shop, assert_sound, place, under_way};
 use crate::support::{Engine, Server, TestDb, each_database, each_database_on_rabbit, eventually, order};
 
 const BURST: i64 = 300;
@@ -76,7 +76,7 @@ async fn one_kill_after_another_loses_and_doubles_nothing(db: TestDb) {
         let progress = "SELECT COUNT(*) FROM messaging_inbox WHERE state = 'processed'";
         let before = db.count(progress).await;
         eventually("some progress, or nothing left to do", || async {
-            (db.count(progress).await > before || shop.under_way().await == 0).then_some(())
+            (db.count(progress).await > before || under_way(&db).await == 0).then_some(())
         })
         .await;
     }
@@ -159,12 +159,12 @@ each_database_on_rabbit!(
     a_stop_answers_those_who_wait_for_an_outcome,
 );
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn two_servers_on_one_postgres_share_the_work_and_double_none() {
     share_the_work(TestDb::new(Engine::Postgres).await).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn two_servers_on_one_postgres_and_one_rabbit_share_the_work_and_double_none() {
     share_the_work(TestDb::on_rabbit(Engine::Postgres).await).await;
 }
@@ -196,19 +196,19 @@ async fn share_the_work(db: TestDb) {
 }
 
 /// The survivor takes over what the other held.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn of_two_servers_on_one_postgres_one_may_die() {
     lose_one_of_two(TestDb::new(Engine::Postgres).await).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn of_two_servers_on_one_postgres_and_one_rabbit_one_may_die() {
     lose_one_of_two(TestDb::on_rabbit(Engine::Postgres).await).await;
 }
 
 async fn lose_one_of_two(db: TestDb) {
     let mut shop = Shop::open(&db, &["--batch", "4"]).await;
-    let other = Server::start(&db, &shop.flags);
+    let other = super::start(&db, &shop.flags);
     other.until_connected().await;
     shop.place(100).await;
     other.kill();
@@ -217,7 +217,7 @@ async fn lose_one_of_two(db: TestDb) {
     assert_eq!(shop.orders, 200);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn several_servers_may_start_on_an_empty_postgres_at_once() {
     let db = TestDb::empty_postgres().await;
     let servers = std::thread::scope(|scope| {
@@ -233,7 +233,7 @@ async fn several_servers_may_start_on_an_empty_postgres_at_once() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_second_server_on_one_sqlite_file_is_refused() {
     let db = TestDb::new(Engine::Sqlite).await;
     let server = Server::start(&db, &[]);

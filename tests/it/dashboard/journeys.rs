@@ -9,7 +9,7 @@ use stockade::access::Secret;
 use super::{close, start};
 use crate::support::{Browser, Engine, Server, TestDb, eventually};
 
-#[tokio::test]
+#[tokio::test(crate = "crate::support::schedule")]
 async fn an_order_is_seen_reserved_without_reloading() {
     let (_db, server, browser) = start(&[]).await;
     browser.visit("/").await;
@@ -34,7 +34,7 @@ async fn an_order_is_seen_reserved_without_reloading() {
     close(server, browser).await;
 }
 
-#[tokio::test]
+#[tokio::test(crate = "crate::support::schedule")]
 async fn a_paused_consumer_is_seen_and_its_queue_climbs_and_drains() {
     let (_db, server, browser) = start(&[]).await;
     browser.visit("/").await;
@@ -60,7 +60,7 @@ async fn a_paused_consumer_is_seen_and_its_queue_climbs_and_drains() {
     close(server, browser).await;
 }
 
-#[tokio::test]
+#[tokio::test(crate = "crate::support::schedule")]
 async fn poison_is_made_seen_read_and_redriven() {
     let (_db, server, browser) = start(&[]).await;
     browser.visit("/lab").await;
@@ -85,7 +85,7 @@ async fn poison_is_made_seen_read_and_redriven() {
     close(server, browser).await;
 }
 
-#[tokio::test]
+#[tokio::test(crate = "crate::support::schedule")]
 async fn search_and_keys_lead_everywhere() {
     let (_db, server, browser) = start(&[]).await;
     let order = server.place_and_wait("alice", &[("WIDGET-A", 1)]).await;
@@ -130,7 +130,7 @@ async fn jump(browser: &Browser, words: &str, to: &str) {
     browser.until_reads("main h1", "").await;
 }
 
-#[tokio::test]
+#[tokio::test(crate = "crate::support::schedule")]
 async fn search_finds_everything_that_has_a_name() {
     const CUSTOMER: &str = "0190a000-0000-7000-8000-0000000000cc";
     const EVENT: &str = "0190a000-0000-7000-8000-0000000000ee";
@@ -183,7 +183,7 @@ async fn search_finds_everything_that_has_a_name() {
     close(server, browser).await;
 }
 
-#[tokio::test]
+#[tokio::test(crate = "crate::support::schedule")]
 async fn books_of_which_only_a_part_is_shown_are_not_called_unbalanced() {
     let (db, server, browser) = start(&[]).await;
     let paid = server.reserve("WIDGET-A", 5).await;
@@ -211,7 +211,7 @@ async fn books_of_which_only_a_part_is_shown_are_not_called_unbalanced() {
     close(server, browser).await;
 }
 
-#[tokio::test]
+#[tokio::test(crate = "crate::support::schedule")]
 async fn bytes_that_are_no_text_are_counted_where_they_are_cut() {
     let (_db, server, browser) = start(&[]).await;
     for size in [20_000, 3] {
@@ -232,7 +232,7 @@ async fn bytes_that_are_no_text_are_counted_where_they_are_cut() {
     close(server, browser).await;
 }
 
-#[tokio::test]
+#[tokio::test(crate = "crate::support::schedule")]
 async fn whoever_leaves_a_demo_leaves_nothing_paused() {
     let (_db, server, browser) = start(&[]).await;
     browser.visit("/lab").await;
@@ -258,7 +258,7 @@ async fn whoever_leaves_a_demo_leaves_nothing_paused() {
     close(server, browser).await;
 }
 
-#[tokio::test]
+#[tokio::test(crate = "crate::support::schedule")]
 async fn a_tenant_sees_its_own_live_and_no_dead_ends() {
     let db = TestDb::new(Engine::Sqlite).await;
     let [acme, viewer, platform] = [Secret::random(), Secret::random(), Secret::random()];
@@ -315,7 +315,7 @@ async fn a_tenant_sees_its_own_live_and_no_dead_ends() {
     close(server, browser).await;
 }
 
-#[tokio::test]
+#[tokio::test(crate = "crate::support::schedule")]
 async fn stock_is_adjusted_and_a_refusal_is_told_in_words() {
     let (_db, server, browser) = start(&[]).await;
     server.place_and_wait("alice", &[("GADGET-X", 4)]).await;
@@ -331,7 +331,7 @@ async fn stock_is_adjusted_and_a_refusal_is_told_in_words() {
     close(server, browser).await;
 }
 
-#[tokio::test]
+#[tokio::test(crate = "crate::support::schedule")]
 async fn an_order_is_paid_and_fulfilled_on_its_page_and_another_cancelled() {
     let (_db, server, browser) = start(&[]).await;
     browser.visit("/orders").await;
@@ -375,7 +375,7 @@ async fn an_order_is_paid_and_fulfilled_on_its_page_and_another_cancelled() {
     close(server, browser).await;
 }
 
-#[tokio::test]
+#[tokio::test(crate = "crate::support::schedule")]
 async fn letters_of_a_kind_are_redriven_after_a_dry_run_or_discarded_with_a_reason_on_record() {
     let (_db, server, browser) = start(&[]).await;
     for body in ["no JSON at all", "neither is this"] {
@@ -420,7 +420,7 @@ async fn letters_of_a_kind_are_redriven_after_a_dry_run_or_discarded_with_a_reas
     close(server, browser).await;
 }
 
-#[tokio::test]
+#[tokio::test(crate = "crate::support::schedule")]
 async fn events_are_replayed_after_a_dry_run_and_change_nothing() {
     let (_db, server, browser) = start(&[]).await;
     server.place_and_wait("alice", &[("WIDGET-A", 3)]).await;
@@ -442,7 +442,7 @@ async fn events_are_replayed_after_a_dry_run_and_change_nothing() {
     close(server, browser).await;
 }
 
-#[tokio::test]
+#[tokio::test(crate = "crate::support::schedule")]
 async fn filters_are_in_the_address_and_the_way_back_undoes_them() {
     let (_db, server, browser) = start(&[]).await;
     server.place_and_wait("alice", &[("WIDGET-A", 1)]).await;
@@ -467,7 +467,7 @@ async fn filters_are_in_the_address_and_the_way_back_undoes_them() {
     close(server, browser).await;
 }
 
-#[tokio::test]
+#[tokio::test(crate = "crate::support::schedule")]
 async fn a_hidden_page_rests_and_a_server_without_streams_is_polled() {
     let (_db, server, browser) = start(&["--sse-max-streams", "1"]).await;
     browser.visit("/").await;
@@ -504,7 +504,7 @@ fn address(server: &Server) -> String {
     server.url.trim_start_matches("http://").to_owned()
 }
 
-#[tokio::test]
+#[tokio::test(crate = "crate::support::schedule")]
 async fn a_page_says_that_the_server_is_away_and_goes_on_when_it_is_back() {
     let (db, server, browser) = start(&[]).await;
     browser.visit("/").await;
@@ -520,7 +520,7 @@ async fn a_page_says_that_the_server_is_away_and_goes_on_when_it_is_back() {
     close(server, browser).await;
 }
 
-#[tokio::test]
+#[tokio::test(crate = "crate::support::schedule")]
 async fn the_demos_tick_themselves_off() {
     // A dead process's messages come back when its lease is over.
     let (db, mut server, browser) = start(&["--lease", "3s"]).await;

@@ -22,7 +22,7 @@ async fn close(server: Server, browser: Browser) {
     assert!(server.terminate().await);
 }
 
-#[tokio::test]
+#[tokio::test(crate = "crate::support::schedule")]
 async fn its_files_come_from_the_binary_and_only_from_there() {
     let db = TestDb::new(Engine::Sqlite).await;
     let app = App::start(&db).await;

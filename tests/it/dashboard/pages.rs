@@ -28,13 +28,31 @@ const PAGES: [&str; 16] = [
     "/settings",
 ];
 
+/// How each page is viewed: a width in CSS pixels, whether the theme is dark, and what axe checks there. Contrast is all
+/// that a theme changes, and the layout is all that the middle width changes.
+const VIEWS: [(u32, bool, Axe); 5] = [
+    (1280, false, Axe::Everything),
+    (1280, true, Axe::Contrast),
+    (768, true, Axe::Nothing),
+    (320, true, Axe::Everything),
+    (320, false, Axe::Contrast),
+];
+
+#[derive(Clone, Copy, PartialEq)]
+enum Axe {
+    Everything,
+    Contrast,
+    Nothing,
+}
+
 /// What axe finds: WCAG 2.2 A and AA and its own best practices, with the one rule of 2.2 that is off by default.
 const FINDINGS: &str = r##"
-const done = arguments[0];
 const tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"];
-axe.run(document, { runOnly: { type: "tag", values: tags }, rules: { "target-size": { enabled: true } }, resultTypes: ["violations"] })
+const everything = { runOnly: { type: "tag", values: tags }, rules: { "target-size": { enabled: true } } };
+const contrast = { runOnly: { type: "rule", values: ["color-contrast"] } };
+axe.run(document, { ...(all ? everything : contrast), resultTypes: ["violations"] })
   .then(({ violations, passes }) => done(violations.flatMap(({ id, nodes }) => nodes.map((node) => `${id}: ${node.target.join(" ")} ${node.any.map((check) => check.message).join("; ").slice(0, 200)}`))
-    .concat(passes.length > 10 ? [] : ["axe hardly looked"])), (error) => done([String(error)]));
+    .concat(passes.length > (all ? 10 : 0) ? [] : ["axe hardly looked"])), (error) => done([String(error)]));
 "##;
 
 /// What axe does not look for: sideways scrolling, more than one title, and columns without a head.
@@ -77,52 +95,62 @@ async fn furnish(server: &Server) -> Vec<String> {
     pages
 }
 
-/// What a reader would stumble over in what is drawn just now.
-async fn stumbles(browser: &Browser) -> Vec<String> {
-    browser.run(AXE).await;
+/// What a reader would stumble over on the current page, in every view of it.
+async fn stumbles(browser: &Browser, page: &str) -> Vec<String> {
     let mut found = Vec::new();
-    for all in [browser.run_async(FINDINGS).await, browser.run(STUMBLES).await] {
-        found.extend(all.as_array().unwrap().iter().map(|one| one.as_str().unwrap().to_owned()));
+    browser.run(AXE).await;
+    for (width, dark, axe) in VIEWS {
+        browser.look(width, 900, dark).await;
+        let shown = format!(
+            "return innerWidth === {width} && matchMedia('(prefers-color-scheme: dark)').matches === {dark}
+                 && !document.getAnimations().some((animation) => animation instanceof CSSTransition)"
+        );
+        browser.until(&format!("{page} at {width}"), &shown).await;
+        let mut of_view = vec![browser.run(STUMBLES).await];
+        if axe != Axe::Nothing {
+            let all = axe == Axe::Everything;
+            let findings = format!("const done = arguments[0], all = {all};\n{FINDINGS}");
+            of_view.push(browser.run_async(&findings).await);
+        }
+        let texts = of_view.iter().flat_map(|all| all.as_array().unwrap()).map(|one| one.as_str().unwrap());
+        found.extend(texts.map(|text| format!("{page} at {width}, dark {dark}: {text}")));
+        let background = "return Number(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0])";
+        let background = browser.run(background).await.as_i64().unwrap();
+        assert_eq!(background < 60, dark, "{page}: the background is {background}");
     }
     found
 }
 
-/// Looks at every page in these widths and one colour scheme.
-async fn look_around(widths: [u32; 3], dark: bool) {
+#[tokio::test(crate = "crate::support::schedule")]
+async fn every_page_is_accessible_at_every_width_in_both_themes() {
     let (_db, server, browser) = start(&[]).await;
     let mut pages: Vec<String> = PAGES.map(str::to_owned).into();
     pages.extend(furnish(&server).await);
     let mut found = Vec::new();
-    for width in widths {
+    for page in &pages {
+        browser.visit(page).await;
+        browser.until(&format!("{page} to settle"), SETTLED).await;
+        found.extend(stumbles(&browser, page).await);
+        assert_eq!(browser.recorded().await, json!([]), "{page}");
+    }
+    // The login is a page of its own, on a server with keys or without.
+    browser.open_page("/login").await;
+    browser.until_reads("label", "API key").await;
+    found.extend(stumbles(&browser, "/login").await);
+    // Dialogs count as well.
+    for (page, opens, shows) in [
+        ("/orders", "main .primary", "dialog [name=customer_id]"),
+        ("/stock", "[aria-label='Adjust WIDGET-A']", "dialog [name=delta]"),
+        ("/dead-letters", "#groups [aria-label^=Redrive]", "dialog [name=rate]"),
+        ("/dead-letters", "#groups [aria-label^=Discard]", "dialog [name=reason]"),
+    ] {
+        browser.visit(page).await;
+        browser.click(opens).await;
+        browser.until(shows, &format!("return document.querySelector({}) !== null", json!(shows))).await;
+        found.extend(stumbles(&browser, shows).await);
+    }
+    for (width, dark, _) in VIEWS {
         browser.look(width, 900, dark).await;
-        for page in &pages {
-            browser.visit(page).await;
-            browser.until(&format!("{page} to settle"), SETTLED).await;
-            let of_page = stumbles(&browser).await;
-            found.extend(of_page.iter().map(|stumble| format!("{page} at {width}, dark {dark}: {stumble}")));
-            assert_eq!(browser.recorded().await, json!([]), "{page}");
-        }
-        // The login is a page of its own, on a server with keys or without.
-        browser.open_page("/login").await;
-        browser.until_reads("label", "API key").await;
-        let of_login = stumbles(&browser).await;
-        found.extend(of_login.iter().map(|stumble| format!("/login at {width}, dark {dark}: {stumble}")));
-        // What opens over a page counts as well.
-        for (page, opens, shows) in [
-            ("/orders", "main .primary", "dialog [name=customer_id]"),
-            ("/stock", "[aria-label='Adjust WIDGET-A']", "dialog [name=delta]"),
-            ("/dead-letters", "#groups [aria-label^=Redrive]", "dialog [name=rate]"),
-            ("/dead-letters", "#groups [aria-label^=Discard]", "dialog [name=reason]"),
-        ] {
-            browser.visit(page).await;
-            browser.click(opens).await;
-            browser.until(shows, &format!("return document.querySelector({}) !== null", json!(shows))).await;
-            let of_dialog = stumbles(&browser).await;
-            found.extend(of_dialog.iter().map(|stumble| format!("{shows} at {width}, dark {dark}: {stumble}")));
-        }
-        let ground =
-            browser.run("return Number(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0])").await;
-        assert_eq!(ground.as_i64().unwrap() < 60, dark, "the ground is {ground}");
         let picture = browser.screenshot().await;
         assert!(picture.starts_with(b"\x89PNG") && picture.len() > 5000, "a picture with something on it");
     }
@@ -130,17 +158,7 @@ async fn look_around(widths: [u32; 3], dark: bool) {
     close(server, browser).await;
 }
 
-#[tokio::test]
-async fn every_page_is_accessible_in_light() {
-    look_around([1280, 768, 320], false).await;
-}
-
-#[tokio::test]
-async fn every_page_is_accessible_in_the_dark() {
-    look_around([1280, 768, 320], true).await;
-}
-
-#[tokio::test]
+#[tokio::test(crate = "crate::support::schedule")]
 async fn whoever_asked_for_less_motion_gets_none() {
     let (_db, server, browser) = start(&[]).await;
     let moving = "return document.getAnimations().filter((animation) => animation.playState === 'running').length";
@@ -175,7 +193,7 @@ const HOSTILE: [&str; 14] = [
     "../../\u{202e}gnp.<b>x</b>%3Cscript%3E__proto__",
 ];
 
-#[tokio::test]
+#[tokio::test(crate = "crate::support::schedule")]
 async fn hostile_texts_stay_texts() {
     let (_db, server, browser) = start(&[]).await;
     let mut orders = Vec::new();
@@ -196,35 +214,37 @@ async fn hostile_texts_stay_texts() {
         let discard = format!("/v1/dead-letters/{}/discard", letter["id"].as_str().unwrap());
         server.tell(&discard, &json!({ "reason": text })).await;
     }
-    let mut pages: Vec<String> = PAGES.map(str::to_owned).into();
-    pages.extend(orders.iter().map(|number| format!("/orders/{number}?view=raw")));
-    pages.extend(orders.iter().map(|number| format!("/orders/{number}")));
-    pages.extend(letters.iter().map(|letter| format!("/dead-letters/{}", letter["id"].as_str().unwrap())));
-    // Addresses that others made, too.
-    pages.extend(HOSTILE.map(|text| format!("/orders?customer_id={0}&sku={0}", escaped(text))));
-    pages.extend(HOSTILE.map(|text| format!("/orders/{}", escaped(text))));
-    pages.push(format!("/dead-letters?reason={}", escaped(HOSTILE[0])));
-    for page in &pages {
+    let mut loaded: Vec<String> = PAGES.map(str::to_owned).into();
+    // URLs that others made, too.
+    loaded.extend(HOSTILE.map(|text| format!("/orders?customer_id={0}&sku={0}", escaped(text))));
+    loaded.extend(HOSTILE.map(|text| format!("/orders/{}", escaped(text))));
+    loaded.push(format!("/dead-letters?reason={}", escaped(HOSTILE[0])));
+    for page in &loaded {
         browser.visit(page).await;
-        browser.until(&format!("{page} to settle"), "return !document.querySelector('main [aria-busy]')").await;
-        let state = browser
-            .run("return [window.pwned ?? null, document.querySelectorAll('main script, main iframe, main svg[onload], main img, main base, main details, main style, main [onfocus]').length, [...document.querySelectorAll('a[href]')].filter((a) => !['http:', 'https:'].includes(a.protocol)).length, window.recorded]")
-            .await;
-        assert_eq!(state, json!([null, 0, 0, []]), "{page}");
+        assert_harmless(&browser, page).await;
+    }
+    for number in &orders {
+        for view in ["?view=raw", ""] {
+            let page = format!("/orders/{number}{view}");
+            browser.follow(&page).await;
+            assert_harmless(&browser, &page).await;
+        }
     }
     // And they are shown, to the letter.
-    browser.visit("/orders").await;
-    for text in HOSTILE {
-        browser.until_reads("main td", text).await;
+    for letter in &letters {
+        let page = format!("/dead-letters/{}", letter["id"].as_str().unwrap());
+        browser.follow(&page).await;
+        assert_harmless(&browser, &page).await;
+        if letter["consumer"] == "inventory" {
+            let shown = browser.text("#payload pre").await;
+            assert!(HOSTILE.contains(&shown.as_str()), "{shown}");
+        }
     }
-    browser.visit("/actions").await;
-    for text in HOSTILE {
-        browser.until_reads("main td", text).await;
-    }
-    for letter in letters.iter().filter(|letter| letter["consumer"] == "inventory") {
-        browser.visit(&format!("/dead-letters/{}", letter["id"].as_str().unwrap())).await;
-        let shown = browser.text("#payload pre").await;
-        assert!(HOSTILE.contains(&shown.as_str()), "{shown}");
+    for page in ["/orders", "/actions"] {
+        browser.follow(page).await;
+        for text in HOSTILE {
+            browser.until_reads("main td", text).await;
+        }
     }
     // A search for one finds what bears its name, and is itself only a text.
     browser.press("/").await;
@@ -234,6 +254,15 @@ async fn hostile_texts_stay_texts() {
     browser.until("the shelf of that name", found).await;
     assert_eq!(browser.run("return window.pwned ?? null").await, Value::Null);
     close(server, browser).await;
+}
+
+/// The current page has run nothing and has no element or link that a text could have made.
+async fn assert_harmless(browser: &Browser, page: &str) {
+    browser.until(&format!("{page} to settle"), "return !document.querySelector('main [aria-busy]')").await;
+    let state = browser
+        .run("return [window.pwned ?? null, document.querySelectorAll('main script, main iframe, main svg[onload], main img, main base, main details, main style, main [onfocus]').length, [...document.querySelectorAll('a[href]')].filter((a) => !['http:', 'https:'].includes(a.protocol)).length, window.recorded]")
+        .await;
+    assert_eq!(state, json!([null, 0, 0, []]), "{page}");
 }
 
 fn escaped(text: &str) -> String {

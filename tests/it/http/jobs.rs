@@ -1,10 +1,10 @@
 //! Redrives and replays as an operator sees them: tried dry, started, followed, stopped, and on record.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use serde_json::{Value, json};
 use sqlx::AssertSqlSafe;
+use stockade::clock::{Clock, Timestamp};
 
 use crate::support::{Api, App, Server, TestDb, each_database, eventually, fields, problem, wrong_field};
 
@@ -57,7 +57,8 @@ async fn a_redrive_is_tried_dry_started_and_followed(db: TestDb) {
     assert_eq!(app.walk("/v1/actions").await.len(), 0);
     // What is filed after the look is not in what the look is for.
     let before = json!({ "queue": "inventory", "dry_run": true, "to": dry["to"] });
-    tokio::time::sleep(Duration::from_millis(5)).await;
+    let to: Timestamp = serde_json::from_value(dry["to"].clone()).unwrap();
+    eventually("a millisecond after the dry run", async || (Clock::System.now() > to).then_some(())).await;
     app.tell("/v1/lab/publish", &json!({ "queue": "inventory", "body": "no json" })).await;
     let letters = app.eventually_list("/v1/dead-letters?limit=200", 4).await;
     assert_eq!(app.tell("/v1/redrives", &before).await["total"], 3);

@@ -1,10 +1,12 @@
 //! An order's life after it is placed: paid, cancelled, expired, fulfilled, and never two of what excludes the other.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use reqwest::Response;
 use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
 use crate::support::{App, Engine, Server, TestDb, each_database, eventually, problem, wrong_field};
 
@@ -390,42 +392,101 @@ each_database!(
     what_contradicts_a_reservation_is_a_dead_letter,
 );
 
+/// Ends the holds of orders on Postgres at `when`, an SQL expression.
+async fn end_holds(db: &TestDb, orders: &[String], when: &str) {
+    let ids = orders.iter().map(|id| format!("'{id}'")).collect::<Vec<_>>().join(", ");
+    let mut connection = PgConnection::connect(&db.url).await.unwrap();
+    let sql = format!(
+        "WITH held AS (UPDATE orders_orders SET hold_expires_at = {when} WHERE id IN ({ids}) RETURNING id)
+         UPDATE orders_holds SET expires_at = {when} WHERE order_id IN (SELECT id FROM held)"
+    );
+    let ended = sqlx::query(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
+    assert_eq!(ended.rows_affected(), orders.len() as u64);
+}
+
 /// Payment, cancellation and the end of the hold race over each order, through two servers.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn of_payment_cancellation_and_expiry_one_wins_however_many_servers_there_are() {
+    /// What has ended before the others begin.
+    #[derive(Clone, Copy)]
+    enum First {
+        Payment,
+        Cancellation,
+        Expiry,
+        /// All three at once.
+        None,
+    }
+    const RACED: usize = 48;
     let db = TestDb::new(Engine::Postgres).await;
-    let flags = ["--hold-time", "400ms"];
-    let servers = [Server::start(&db, &flags), Server::start(&db, &flags)];
+    let servers = [Server::start(&db, &[]), Server::start(&db, &[])];
     servers[0].put_stock("A", 1000).await;
-    let orders = join_all((0..60).map(async |_| {
-        let order = servers[0].place_and_wait("alice", &[("A", 1)]).await;
-        order["id"].as_str().unwrap().to_owned()
+    // Each of the three goes first with some orders; on a machine of any speed each of them has won.
+    let firsts: Vec<First> = [First::Payment, First::Cancellation, First::Expiry]
+        .into_iter()
+        .flat_map(|first| [first; 4])
+        .chain([First::None; RACED])
+        .collect();
+    let orders = join_all(firsts.iter().map(|_| servers[0].reserve("A", 1))).await;
+    // The sweeps of both servers run once a second: the holds of the raced orders end while they are paid and cancelled.
+    end_holds(&db, &orders[orders.len() - RACED..], "now() + interval '500 ms'").await;
+    let start = tokio::time::Instant::now();
+    let outcomes = join_all(orders.iter().zip(&firsts).enumerate().map(async |(n, (id, first))| {
+        let pay = async || servers[n % 2].pay(id, 1).await.status().as_u16();
+        let cancel = async || servers[(n + 1) % 2].step(id, "cancel").await.status().as_u16();
+        let expire = || end_holds(&db, std::slice::from_ref(id), "now()");
+        match first {
+            First::Payment => {
+                let paid = pay().await;
+                (paid, cancel().await)
+            }
+            First::Cancellation => {
+                let cancelled = cancel().await;
+                (pay().await, cancelled)
+            }
+            First::Expiry => {
+                expire().await;
+                eventually("the expiry", async || (servers[0].status(id).await == "expired").then_some(())).await;
+                tokio::join!(pay(), cancel())
+            }
+            // Spread over the end of the holds and the sweep after it; every second one is cancelled first.
+            First::None => {
+                tokio::time::sleep_until(start + Duration::from_millis(n as u64 * 30)).await;
+                if n % 2 == 0 {
+                    tokio::join!(pay(), cancel())
+                } else {
+                    let (cancelled, paid) = tokio::join!(cancel(), pay());
+                    (paid, cancelled)
+                }
+            }
+        }
     }))
     .await;
-    let outcomes = join_all(orders.iter().enumerate().map(async |(n, id)| {
-        // Spread over the end of the hold, so that each of the three comes first now and then.
-        tokio::time::sleep(Duration::from_millis(n as u64 * 20)).await;
-        let (paid, cancelled) = tokio::join!(servers[n % 2].pay(id, 0), servers[(n + 1) % 2].step(id, "cancel"));
-        (paid.status().as_u16(), cancelled.status().as_u16())
-    }))
-    .await;
-    for (id, outcome) in orders.iter().zip(outcomes) {
+    let mut wins = BTreeMap::new();
+    for ((id, first), outcome) in orders.iter().zip(firsts).zip(outcomes) {
         let status = servers[0].status(id).await;
-        let expected = match outcome {
+        let winner = match outcome {
             (201, 409) => "paid",
             (409, 200) => "cancelled",
             (409, 409) => "expired",
             both => panic!("two outcomes: {both:?}"),
         };
-        assert_eq!(status, expected);
-        assert_eq!(told(&db, id).await, ["placed", expected], "one event for one outcome");
+        let expected = match first {
+            First::Payment => "paid",
+            First::Cancellation => "cancelled",
+            First::Expiry => "expired",
+            First::None => winner,
+        };
+        assert_eq!((status.as_str(), winner), (expected, expected));
+        assert_eq!(told(&db, id).await, ["placed", winner], "one event for one outcome");
+        *wins.entry(winner).or_insert(0) += 1;
     }
+    assert!(["paid", "cancelled", "expired"].iter().all(|winner| wins.contains_key(winner)), "{wins:?}");
     for server in servers {
         assert!(server.terminate().await);
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn one_key_on_two_servers_pays_one_order() {
     let db = TestDb::new(Engine::Postgres).await;
     let servers = [Server::start(&db, &[]), Server::start(&db, &[])];

@@ -2,8 +2,10 @@
 
 use reqwest::StatusCode;
 use serde_json::json;
+use stockade::app::Builder;
 
-use crate::support::{App, TestDb, each_database, eventually, problem};
+use crate::loyalty::example;
+use crate::support::{App, TestDb, each_database, eventually, problem, settings};
 
 /// The page of an application.
 async fn page(app: &App) -> String {
@@ -23,6 +25,37 @@ fn sample(page: &str, name_and_labels: &str) -> Option<f64> {
 async fn eventually_sample(app: &App, name: &str, value: f64) {
     eventually(&format!("{name} {value}"), || async { (sample(&page(app).await, name) == Some(value)).then_some(()) })
         .await;
+}
+
+/// The codes in the table of dead-letter reasons in the docs.
+fn documented_dead_letter_reasons() -> Vec<&'static str> {
+    let docs = include_str!("../../../docs/guarantees.md");
+    let section = docs.split("## Dead letters").nth(1).unwrap().split("\n## ").next().unwrap();
+    section.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect()
+}
+
+async fn a_fresh_server_lists_the_counters_of_every_consumer_at_0(db: TestDb) {
+    let app = App::start_built(example::add_to(Builder::new(settings(&db, &[])))).await;
+    let page = page(&app).await;
+    let reasons = documented_dead_letter_reasons();
+    assert!(reasons.contains(&"not-json") && reasons.contains(&"broker-limit"), "{reasons:?}");
+    for consumer in ["orders", "inventory", "notifications", "ledger", "loyalty"] {
+        let is_0 = |name: &str| assert_eq!(sample(&page, name), Some(0.0), "{name}\n{page}");
+        is_0(&format!("stockade_consumer_dedup_total{{consumer=\"{consumer}\"}}"));
+        for result in ["retried", "rejected", "waiting"] {
+            is_0(&format!("stockade_consumer_processed_total{{consumer=\"{consumer}\",result=\"{result}\"}}"));
+        }
+        for reason in
+            ["failed-for-now", "call-failed", "outcome-unknown", "handler-panic", "database", "woken-failed", "raced"]
+        {
+            is_0(&format!("stockade_consumer_retries_total{{consumer=\"{consumer}\",reason=\"{reason}\"}}"));
+        }
+        // `broker-limit` is found by the dead-letter collector: no consumer rejected that message.
+        for reason in reasons.iter().filter(|reason| **reason != "broker-limit") {
+            is_0(&format!("stockade_consumer_dlq_total{{consumer=\"{consumer}\",reason=\"{reason}\"}}"));
+        }
+    }
+    app.stop().await;
 }
 
 async fn each_transition_is_counted_once(db: TestDb) {
@@ -151,6 +184,7 @@ async fn no_id_is_ever_a_label(db: TestDb) {
 }
 
 each_database!(
+    a_fresh_server_lists_the_counters_of_every_consumer_at_0,
     each_transition_is_counted_once,
     another_body_under_a_known_id_counts_as_rejected,
     an_idle_desk_beats,

@@ -54,7 +54,7 @@ async fn health_counts_what_waits_in_the_outbox(db: TestDb) {
 
 each_database!(probes_tell_how_everything_is_doing, health_counts_what_waits_in_the_outbox);
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn any_instance_tells_the_health_of_all() {
     let db = TestDb::new(Engine::Postgres).await;
     let front = App::start_with(&db, &["--modules", "api,relay,orders,dead-letters"]).await;
@@ -84,21 +84,20 @@ async fn any_instance_tells_the_health_of_all() {
     front.stop().await;
 }
 
-/// Sees that every probe answers within a second. By the best of a few: a machine that runs many tests at a time is slow
-/// now and then, a probe that waits for what hangs is so each time.
+/// Asserts that every probe can answer within a second: a loaded machine is slow now and then, a probe that waits for
+/// something that hangs is slow each time.
 async fn all_answer_within_a_second(api: &Api) {
     for path in ["/livez", "/readyz", "/startupz", "/v1/health", "/v1/metrics"] {
-        let mut best = Duration::MAX;
-        for _ in 0..5 {
+        eventually(&format!("an answer of {path} within a second"), async || {
             let began = Instant::now();
             api.get(path).send().await.unwrap().bytes().await.unwrap();
-            best = best.min(began.elapsed());
-        }
-        assert!(best < Duration::from_secs(1), "{path} took {best:?}");
+            (began.elapsed() < Duration::from_secs(1)).then_some(())
+        })
+        .await;
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn probes_answer_within_a_second_though_the_database_hangs() {
     let postgres = OwnPostgres::start();
     let db = TestDb::at(postgres.url());
@@ -124,7 +123,7 @@ async fn probes_answer_within_a_second_though_the_database_hangs() {
 }
 
 /// Whose a session is, only the database knows; no probe waits for it to tell.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn probes_sent_with_a_session_answer_within_a_second_though_the_database_hangs() {
     let postgres = OwnPostgres::start();
     let db = TestDb::at(postgres.url());
@@ -146,7 +145,7 @@ async fn probes_sent_with_a_session_answer_within_a_second_though_the_database_h
     assert!(server.terminate().await);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn probes_answer_within_a_second_though_the_broker_hangs_or_is_gone() {
     let broker = rabbit::faulty().await;
     let db = TestDb::new(Engine::Sqlite).await.over(Wire::on(broker.url()));

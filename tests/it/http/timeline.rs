@@ -230,7 +230,7 @@ async fn hops_follow_one_another_in_time(db: TestDb) {
     app.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn on_a_broker_the_wait_in_the_outbox_and_the_publishing_are_told_apart() {
     let db = TestDb::on_rabbit(Engine::Sqlite).await;
     let app = App::start(&db).await;
@@ -327,7 +327,7 @@ async fn an_order_that_nobody_publishes_says_so(db: TestDb) {
 
 each_database_on_rabbit!(an_order_that_nobody_publishes_says_so);
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_broker_that_is_away_or_blocked_is_named() {
     let broker = rabbit::faulty().await;
     let db = TestDb::new(Engine::Sqlite).await.over(Wire::on(broker.url()));
@@ -377,7 +377,7 @@ async fn letters_of_others_are_no_part_of_a_tenants_story(db: TestDb) {
     app.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn what_a_broker_says_of_its_troubles_is_not_for_tenants() {
     let [acme, platform] = [Secret::random(), Secret::random()];
     let keys = format!("admin:acme:{},viewer:*:{}", acme.hash(), platform.hash());

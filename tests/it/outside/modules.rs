@@ -121,7 +121,7 @@ async fn a_call_that_cannot_be_concluded_is_not_made_again(db: TestDb) {
 }
 
 /// Two instances: a copy that comes to one while the other makes the call is put off until that one's lease ends.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_copy_of_what_is_called_for_elsewhere_comes_again_later() {
     let db = TestDb::new(Engine::Postgres).await;
     let courier = Courier::new(Flaw::Waits);

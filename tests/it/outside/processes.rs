@@ -17,12 +17,12 @@ each_database!(
 mod zombies {
     use super::*;
 
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
     async fn on_the_embedded_queue() {
         a_worker_that_was_stopped_writes_nothing_late(TestDb::new(Engine::Postgres).await).await;
     }
 
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
     async fn on_rabbitmq() {
         a_worker_that_was_stopped_writes_nothing_late(TestDb::on_rabbit(Engine::Postgres).await).await;
     }

@@ -21,11 +21,15 @@ struct Cli {
 }
 
 pub fn settings(db: &TestDb, more: &[&str]) -> Settings {
-    let mut args = vec!["test", "--listen", "127.0.0.1:0", "--database-url", &db.url, "--db-max-connections", "8"];
+    let mut args = vec!["--listen", "127.0.0.1:0", "--database-url", &db.url, "--db-max-connections", "8"];
     let wire = db.wire.flags();
     args.extend(wire.iter().map(String::as_str));
     args.extend(more);
-    Cli::parse_from(args).settings
+    settings_from(args)
+}
+
+pub fn settings_from<'a>(args: impl IntoIterator<Item = &'a str>) -> Settings {
+    Cli::parse_from(["test"].into_iter().chain(args)).settings
 }
 
 impl App {

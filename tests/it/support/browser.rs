@@ -1,4 +1,4 @@
-//! A real Chromium, driven through a chromedriver of its own.
+//! A real Chromium, driven through chromedriver. Tests use it one after another.
 //!
 //! The little of the WebDriver protocol that the tests need is spoken here: the crates that speak all of it turn on
 //! features of what the product itself is built from, and the binary under test would no longer be the one shipped.
@@ -6,6 +6,7 @@
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use base64::Engine;
@@ -13,28 +14,60 @@ use base64::engine::general_purpose::STANDARD;
 use reqwest::Client;
 use serde_json::{Value, json};
 
+use super::http_client;
+
 /// A browser beside others on a busy machine takes its time.
 const PATIENCE: Duration = Duration::from_secs(90);
-/// Asking a page costs more than asking a server.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
+/// Polling a page costs more than polling a server.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// No GPU, and none of the services that a browser runs for its user.
+const FLAGS: [&str; 14] = [
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-dev-shm-usage",
+    "--window-size=1280,900",
+    "--disable-gpu",
+    "--disable-software-rasterizer",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-default-apps",
+    "--disable-extensions",
+    "--disable-sync",
+    "--disable-features=Translate,MediaRouter,OptimizationHints",
+    "--no-first-run",
+    "--mute-audio",
+];
+
+/// Browsers that no test uses at the moment: starting one takes more CPU than most tests do in it.
+static IDLE: Mutex<Vec<Process>> = Mutex::new(Vec::new());
 
 pub struct Browser {
     client: Client,
-    /// Where chromedriver takes commands for this browser.
-    session: String,
     /// Where the pages are.
     url: String,
-    _process: Chromedriver,
+    process: Process,
 }
 
-/// Ends chromedriver and every browser that it started, however the test ends.
-struct Chromedriver(Child);
+/// A chromedriver with one Chromium.
+struct Process {
+    keeper: Child,
+    /// Where chromedriver takes commands for its browser.
+    session: String,
+}
 
-impl Drop for Chromedriver {
+/// Ends chromedriver and its browser when stdin closes: idle browsers are in a static, which is never dropped.
+const KEEPER: &str = "
+    chromedriver --port=0 2>/dev/null </dev/null &
+    exec >/dev/null
+    cat >/dev/null
+    kill -s KILL -- -$$
+";
+
+impl Drop for Process {
     fn drop(&mut self) {
-        let end = format!("kill -s KILL -- -{}", self.0.id());
-        let _ = Command::new("sh").args(["-c", &end]).status();
-        let _ = self.0.wait();
+        drop(self.keeper.stdin.take());
+        let _ = self.keeper.wait();
     }
 }
 
@@ -46,38 +79,77 @@ const RECORDER: &str = "
     addEventListener('unhandledrejection', (event) => recorded.push(String(event.reason)));
 ";
 
-impl Browser {
-    /// Opens a browser that will look at the pages of `url`.
-    pub async fn open(url: &str) -> Self {
-        let mut process = Command::new("chromedriver")
-            .arg("--port=0")
+impl Process {
+    async fn start(client: &Client) -> Self {
+        let mut keeper = Command::new("sh")
+            .args(["-c", KEEPER])
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
             .process_group(0)
             .spawn()
-            .expect("chromedriver is installed; scripts/test sees to that");
-        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
-        let process = Chromedriver(process);
+            .unwrap();
+        let lines = BufReader::new(keeper.stdout.take().unwrap()).lines();
+        let mut process = Self { keeper, session: String::new() };
         let port = lines
             .map_while(Result::ok)
             .find_map(|line| Some(line.split_once("successfully on port ")?.1.trim_end_matches('.').to_owned()))
-            .expect("chromedriver says which port it took");
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let client = Client::new();
-        let flags = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1280,900"];
-        let wanted = json!({ "browserName": "chrome", "goog:chromeOptions": { "args": flags } });
+            .expect("chromedriver is installed (scripts/test installs it) and prints its port");
+        let wanted = json!({ "browserName": "chrome", "goog:chromeOptions": { "args": FLAGS } });
         let sessions = format!("http://127.0.0.1:{port}/session");
-        let opened = ask(&client, &sessions, &json!({ "capabilities": { "alwaysMatch": wanted } })).await.unwrap();
-        let session = format!("{sessions}/{}", opened["sessionId"].as_str().unwrap());
-        let browser = Self { client, session, url: url.to_owned(), _process: process };
+        let opened = ask(client, &sessions, &json!({ "capabilities": { "alwaysMatch": wanted } })).await.unwrap();
+        process.session = format!("{sessions}/{}", opened["sessionId"].as_str().unwrap());
+        process
+    }
+}
+
+impl Browser {
+    /// A browser for the pages of `url`, without cookies, storage, cache or history of an earlier test.
+    pub async fn open(url: &str) -> Self {
+        // Connections of a client belong to the runtime of one test.
+        let client = http_client().build().unwrap();
+        let idle = IDLE.lock().unwrap().pop();
+        let process = match idle {
+            Some(idle) => idle,
+            None => Process::start(&client).await,
+        };
+        let browser = Self { client, url: url.to_owned(), process };
         browser.tell_chromium("Page.addScriptToEvaluateOnNewDocument", json!({ "source": RECORDER })).await;
         browser
+    }
+
+    /// Leaves the browser to the next test. A test that fails never gets here, and its browser ends with it.
+    pub async fn close(self) {
+        // Storage goes by origin, which the next server may have again; cookies are the same for every port.
+        let origin = json!({ "origin": self.url, "storageTypes": "all" });
+        self.tell_chromium("Storage.clearDataForOrigin", origin).await;
+        self.tell_chromium("Network.clearBrowserCookies", json!({})).await;
+        self.tell_chromium("Network.clearBrowserCache", json!({})).await;
+        // History, session storage, emulation and scripts belong to the tab.
+        let tab = self.command("window/new", json!({ "type": "tab" })).await;
+        self.client.delete(format!("{}/window", self.process.session)).send().await.unwrap();
+        self.command("window", json!({ "handle": tab["handle"] })).await;
+        IDLE.lock().unwrap().push(self.process);
     }
 
     /// Loads a page and waits until it is drawn.
     pub async fn visit(&self, path: &str) {
         self.command("url", json!({ "url": format!("{}{path}", self.url) })).await;
         self.until("a heading", "return document.querySelector('main h1') !== null").await;
+    }
+
+    /// Goes to another page of the dashboard by a link, which loads no file again.
+    pub async fn follow(&self, path: &str) {
+        let click = format!(
+            "document.querySelector('main h1').dataset.left = 'yes';
+             const link = document.createElement('a');
+             link.href = {};
+             document.body.append(link);
+             link.click();
+             link.remove();",
+            json!(path)
+        );
+        self.run(&click).await;
+        self.until(path, "return document.querySelector('main h1:not([data-left])') !== null").await;
     }
 
     /// Loads a page that is not one of the dashboard's.
@@ -100,7 +172,7 @@ impl Browser {
         let deadline = tokio::time::Instant::now() + PATIENCE;
         while self.run(script).await != true {
             assert!(tokio::time::Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
-            tokio::time::sleep(BETWEEN_LOOKS).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -168,7 +240,7 @@ impl Browser {
 
     pub async fn screenshot(&self) -> Vec<u8> {
         let answer: Value =
-            self.client.get(format!("{}/screenshot", self.session)).send().await.unwrap().json().await.unwrap();
+            self.client.get(format!("{}/screenshot", self.process.session)).send().await.unwrap().json().await.unwrap();
         STANDARD.decode(answer["value"].as_str().unwrap()).unwrap()
     }
 
@@ -187,11 +259,7 @@ impl Browser {
     }
 
     async fn ask(&self, command: &str, parameters: &Value) -> Result<Value, String> {
-        ask(&self.client, &format!("{}/{command}", self.session), parameters).await
-    }
-
-    pub async fn close(self) {
-        self.client.delete(&self.session).send().await.unwrap();
+        ask(&self.client, &format!("{}/{command}", self.process.session), parameters).await
     }
 }
 

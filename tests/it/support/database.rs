@@ -2,7 +2,7 @@
 
 use sqlx::{Connection, Executor, PgConnection};
 use stockade::clock::{Clock, mint_id};
-use stockade::db::{Db, Options};
+use stockade::db::{Db, Options, Tx};
 use tempfile::TempDir;
 use tokio::sync::OnceCell;
 
@@ -10,6 +10,8 @@ use super::{postgres, rabbit};
 
 /// How many connections each opens at most: tests share one Postgres.
 pub const CONNECTIONS_MAX: u32 = 8;
+
+const SQLITE_FILE: &str = "test.db";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Engine {
@@ -20,12 +22,12 @@ pub enum Engine {
 /// What carries messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wire {
+    /// The embedded queue, whose rows are relayed and claimed one by one.
     Table,
+    /// The embedded queue as a server uses it: direct enqueue, in-process delivery, batch rows, deferred deletes.
+    InProcess,
     /// A broker at this URL, on which all names begin with this prefix.
-    Rabbit {
-        url: String,
-        prefix: String,
-    },
+    Rabbit { url: String, prefix: String },
 }
 
 impl Wire {
@@ -37,7 +39,7 @@ impl Wire {
     /// The flags that have a server use it.
     pub fn flags(&self) -> Vec<String> {
         match self {
-            Self::Table => Vec::new(),
+            Self::Table | Self::InProcess => Vec::new(),
             // A relay that died holds its claim for three times as long as it may wait for confirms.
             Self::Rabbit { url, prefix } => {
                 let flags = ["--broker-url", url, "--queue-prefix", prefix, "--amqp-confirm-timeout", "2s"];
@@ -47,44 +49,78 @@ impl Wire {
     }
 }
 
-/// A database with the schema, made once: to copy it takes a tenth of the time that it takes to migrate an empty one.
-static TEMPLATE: OnceCell<String> = OnceCell::const_new();
+/// A migrated database of each engine, made once: a copy takes a tenth of the time that the migrations take.
+static SQLITE_TEMPLATE: OnceCell<TestDb> = OnceCell::const_new();
+static POSTGRES_TEMPLATE: OnceCell<String> = OnceCell::const_new();
 
-async fn template() -> String {
-    let url = copy_of("template0").await;
-    TestDb::at(url.clone()).open(Clock::System).await.close().await;
-    url.rsplit_once('/').unwrap().1.to_owned()
+async fn sqlite_template() -> TestDb {
+    let template = TestDb::empty_sqlite();
+    template.open(Clock::System).await.close().await;
+    template
 }
 
-/// A new database like the one of that name; its URL.
+async fn postgres_template() -> String {
+    let mut template = TestDb::empty_postgres().await;
+    template.open(Clock::System).await.close().await;
+    template.postgres_name.take().expect("not dropped, but kept to be copied")
+}
+
+/// A new Postgres database like the one of that name; its name.
 async fn copy_of(template: &str) -> String {
     let name = format!("t{}", mint_id().simple());
     let admin = tokio::task::spawn_blocking(|| postgres::url("postgres")).await.unwrap();
     let mut admin = PgConnection::connect(&admin).await.unwrap();
     admin.execute(sqlx::AssertSqlSafe(format!("CREATE DATABASE {name} TEMPLATE {template}"))).await.unwrap();
     admin.close().await.unwrap();
-    postgres::url(&name)
+    name
 }
 
 pub struct TestDb {
     pub url: String,
     pub wire: Wire,
-    _folder: TempDir,
+    folder: TempDir,
+    /// The database on the shared Postgres that is dropped with this.
+    postgres_name: Option<String>,
+    /// Kept for queries beside the server: on Postgres each new connection is a process and a login.
+    beside: OnceCell<Db>,
 }
 
 impl TestDb {
     pub async fn new(engine: Engine) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let url = match engine {
-            Engine::Sqlite => format!("sqlite:{}", folder.path().join("test.db").display()),
-            Engine::Postgres => copy_of(TEMPLATE.get_or_init(template).await).await,
-        };
-        Self { url, wire: Wire::Table, _folder: folder }
+        match engine {
+            Engine::Sqlite => {
+                let db = Self::empty_sqlite();
+                let template = SQLITE_TEMPLATE.get_or_init(sqlite_template).await;
+                std::fs::copy(template.folder.path().join(SQLITE_FILE), db.folder.path().join(SQLITE_FILE)).unwrap();
+                db
+            }
+            Engine::Postgres => {
+                Self::on_postgres(copy_of(POSTGRES_TEMPLATE.get_or_init(postgres_template).await).await)
+            }
+        }
+    }
+
+    /// A SQLite database whose file does not exist yet.
+    pub fn empty_sqlite() -> Self {
+        let folder = folder_of_this_test();
+        let url = format!("sqlite:{}", folder.path().join(SQLITE_FILE).display());
+        Self { url, wire: Wire::Table, folder, postgres_name: None, beside: OnceCell::new() }
     }
 
     /// A Postgres database without a table.
     pub async fn empty_postgres() -> Self {
-        Self::at(copy_of("template0").await)
+        Self::on_postgres(copy_of("template0").await)
+    }
+
+    fn on_postgres(name: String) -> Self {
+        let mut db = Self::at(postgres::url(&name));
+        db.postgres_name = Some(name);
+        db
+    }
+
+    /// On the embedded queue with in-process delivery.
+    pub async fn in_process(engine: Engine) -> Self {
+        Self::new(engine).await.over(Wire::InProcess)
     }
 
     /// On the broker that tests share.
@@ -93,17 +129,19 @@ impl TestDb {
         Self::new(engine).await.over(Wire::on(url))
     }
 
-    pub fn over(self, wire: Wire) -> Self {
-        Self { wire, ..self }
+    pub fn over(mut self, wire: Wire) -> Self {
+        self.wire = wire;
+        self
     }
 
     pub fn is_on_rabbit(&self) -> bool {
-        self.wire != Wire::Table
+        matches!(self.wire, Wire::Rabbit { .. })
     }
 
     /// A database that somebody else looks after.
     pub fn at(url: String) -> Self {
-        Self { url, wire: Wire::Table, _folder: tempfile::tempdir().unwrap() }
+        let folder = folder_of_this_test();
+        Self { url, wire: Wire::Table, folder, postgres_name: None, beside: OnceCell::new() }
     }
 
     /// Opens it as a server would, with a clock that may be set by hand.
@@ -116,49 +154,78 @@ impl TestDb {
         Db::open_read_only(&self.options(), Clock::System).await.unwrap()
     }
 
+    /// Reads in a transaction beside the server's own.
+    async fn read_beside<T>(&self, read: impl AsyncFnOnce(&mut Tx) -> sqlx::Result<T>) -> T {
+        if self.url.starts_with("sqlite:") {
+            // Opened for each look: a connection that stays open would keep the server from truncating its WAL.
+            let db = self.look().await;
+            let found = read(&mut db.read().await.unwrap()).await.unwrap();
+            db.close().await;
+            found
+        } else {
+            let one = Options { connections_max: 1, ..self.options() };
+            let open = async || Db::open_read_only(&one, Clock::System).await.unwrap();
+            let db = self.beside.get_or_init(open).await;
+            read(&mut db.read().await.unwrap()).await.unwrap()
+        }
+    }
+
     /// The one number that a query beside the server finds.
     pub async fn count(&self, sql: &'static str) -> i64 {
-        let db = self.look().await;
-        let mut tx = db.read().await.unwrap();
-        let count = stockade::on!(tx, c => sqlx::query_scalar(sql).fetch_one(c).await).unwrap();
-        drop(tx);
-        db.close().await;
-        count
+        self.read_beside(async |tx| stockade::on!(tx, c => sqlx::query_scalar(sql).fetch_one(c).await)).await
     }
 
     /// The same, with one text bound.
     pub async fn count_of(&self, sql: &'static str, text: &str) -> i64 {
-        let db = self.look().await;
-        let mut tx = db.read().await.unwrap();
-        let count = stockade::on!(tx, c => sqlx::query_scalar(sql).bind(text).fetch_one(c).await).unwrap();
-        drop(tx);
-        db.close().await;
-        count
+        self.read_beside(async |tx| stockade::on!(tx, c => sqlx::query_scalar(sql).bind(text).fetch_one(c).await)).await
     }
 
     /// The bytes of the event of type `key` about `aggregate_id`, as they were published.
     pub async fn event_body(&self, aggregate_id: &str, key: &str) -> String {
         let (aggregate_type, event_type) = key.split_once('.').unwrap();
-        let db = self.look().await;
-        let mut tx = db.read().await.unwrap();
-        let body: Vec<u8> = stockade::on!(tx, c => {
-            sqlx::query_scalar(
-                "SELECT body FROM messaging_outbox
-                 WHERE aggregate_type = $1 AND aggregate_id = $2 AND event_type = $3 AND kind = 'event'",
-            )
-            .bind(aggregate_type)
-            .bind(aggregate_id)
-            .bind(event_type)
-            .fetch_one(c)
-            .await
-        })
-        .unwrap();
-        drop(tx);
-        db.close().await;
+        let body: Vec<u8> = self
+            .read_beside(async |tx| {
+                stockade::on!(tx, c => {
+                    sqlx::query_scalar(
+                        "SELECT body FROM messaging_outbox
+                         WHERE aggregate_type = $1 AND aggregate_id = $2 AND event_type = $3 AND kind = 'event'",
+                    )
+                    .bind(aggregate_type)
+                    .bind(aggregate_id)
+                    .bind(event_type)
+                    .fetch_one(c)
+                    .await
+                })
+            })
+            .await;
         String::from_utf8(body).unwrap()
     }
 
     pub fn options(&self) -> Options {
         Options { connections_max: CONNECTIONS_MAX, ..Options::new(&self.url) }
+    }
+}
+
+impl Drop for TestDb {
+    fn drop(&mut self) {
+        // A server that a failed test leaves running would abort the whole run when it finds its files gone.
+        self.folder.disable_cleanup(std::thread::panicking());
+        if let Some(name) = self.postgres_name.take() {
+            postgres::drop_database(name);
+        }
+        if let Wire::Rabbit { url, prefix } = &self.wire {
+            rabbit::delete_queues(url, prefix);
+        }
+    }
+}
+
+/// Most tests stay in memory. The crash tests of `processes` and `databases` keep their files on a real disk.
+fn folder_of_this_test() -> TempDir {
+    let thread = std::thread::current();
+    let test = thread.name().unwrap_or_default();
+    if ["crashes::processes::", "crashes::databases::"].iter().any(|module| test.starts_with(module)) {
+        tempfile::tempdir_in("/var/tmp").unwrap()
+    } else {
+        tempfile::tempdir().unwrap()
     }
 }

@@ -3,6 +3,7 @@
 //! Time is in the test's hand. On SQLite the clock is manual; on Postgres, which goes by its own clock, [`Rig::advance`]
 //! moves every lease and due time into the past instead, which comes to the same.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -30,15 +31,16 @@ use stockade::messaging::transport::memory::{Chaos, MemoryBroker};
 use stockade::messaging::transport::rabbit::{self, Rabbit};
 use stockade::messaging::transport::table::TableQueue;
 use stockade::messaging::transport::{
-    Binding, Delivery, Depth, RawMessage, Subscription, Topology, Transport, Way, dlq_of,
+    Binding, Delivery, Depth, RawMessage, Subscription, Tag, Topology, Transport, TransportError, Way, dlq_of,
 };
 use stockade::messaging::{Event, Kernel, Message, Origin, Outcome, Reaction, Tuning};
 use stockade::on;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::{DEADLINE, TestDb, Wire};
+use super::{DEADLINE, TestDb, Wire, eventually};
 
 /// Names on the embedded queue; on a broker that others use too they begin otherwise. See [`Rig::queue`].
 const PREFIX: &str = "test";
@@ -189,25 +191,53 @@ pub struct Rig {
     pub consumer: Consumer<Probe>,
     pub office: Office,
     pub sender: Sender,
+    in_process: Option<InProcess>,
+}
+
+/// The consumer's side of in-process delivery.
+#[derive(Default)]
+struct InProcess {
+    /// The consumer's subscription between two batches: messages are delivered to it in memory meanwhile.
+    subscription: Mutex<Option<Subscription>>,
+    /// The outbox holds each event once: further copies go straight into the queue.
+    appended: Mutex<HashSet<Uuid>>,
 }
 
 impl Rig {
     /// Over the transport that goes with the database.
     pub async fn new(db: &TestDb) -> Self {
+        Self::with_consumers(db, &[]).await
+    }
+
+    /// With queues for more consumers: a broker makes queues as it is connected to.
+    pub async fn with_consumers(db: &TestDb, more: &[(&'static str, &'static [&'static str])]) -> Self {
         match &db.wire {
-            Wire::Table => Self::with_lease(db, LEASE).await,
+            Wire::Table | Wire::InProcess => {
+                let rig = Self::with_lease(db, LEASE).await;
+                rig.kernel.transport.declare(&Topology { queues: bindings(PREFIX, more) }).await.unwrap();
+                rig
+            }
             Wire::Rabbit { url, prefix } => {
                 let rabbit = Rabbit::try_new(rabbit_options(url, prefix)).unwrap();
-                Self::on(open(db).await, Transport::Rabbit(rabbit), prefix).await
+                Self::on_with(open(db).await, Transport::Rabbit(rabbit), prefix, more).await
             }
         }
     }
 
     /// Over the table queue.
     pub async fn with_lease(db: &TestDb, lease: Duration) -> Self {
+        let in_process = db.wire == Wire::InProcess;
         let db = open(db).await;
         let transport = Transport::Table(TableQueue::new(db.clone(), lease));
-        Self::on(db, transport, PREFIX).await
+        let mut rig = Self::on(db, transport, PREFIX).await;
+        if in_process {
+            rig.kernel.pauses = Pauses::load(rig.db.clone(), true).await.unwrap();
+            rig.relay = Relay::new(rig.kernel.clone());
+            rig.consumer = Consumer::new(rig.kernel.clone(), rig.probe.clone());
+            rig.in_process = Some(InProcess::default());
+            rig.keep_subscription(rig.open_subscription().await);
+        }
+        rig
     }
 
     /// Over the broker in memory.
@@ -218,6 +248,15 @@ impl Rig {
     }
 
     pub async fn on(db: Db, transport: Transport, prefix: &str) -> Self {
+        Self::on_with(db, transport, prefix, &[]).await
+    }
+
+    async fn on_with(
+        db: Db,
+        transport: Transport,
+        prefix: &str,
+        more: &[(&'static str, &'static [&'static str])],
+    ) -> Self {
         let mut tx = db.begin().await.unwrap();
         on!(tx, c => sqlx::query(
             "CREATE TABLE IF NOT EXISTS probe_effects (event_id text NOT NULL, does text NOT NULL CHECK (does <> 'Violate'))",
@@ -226,7 +265,9 @@ impl Rig {
         tx.commit().await.unwrap();
         let bind = |queue: &str| Binding { consumer: Probe::NAME, queue: queue.to_owned(), keys: Probe::KEYS };
         let (queue, second_queue) = (format!("{prefix}.probe"), format!("{prefix}.shadow"));
-        transport.declare(&Topology { queues: vec![bind(&queue), bind(&second_queue)] }).await.unwrap();
+        let mut queues = vec![bind(&queue), bind(&second_queue)];
+        queues.extend(bindings(prefix, more));
+        transport.declare(&Topology { queues }).await.unwrap();
         let mut tending = JoinSet::new();
         if let Transport::Rabbit(rabbit) = &transport {
             tending.spawn(rabbit.clone().tend());
@@ -257,7 +298,12 @@ impl Rig {
             kernel,
             probe,
             sender,
+            in_process: None,
         }
+    }
+
+    pub fn is_in_process(&self) -> bool {
+        self.in_process.is_some()
     }
 
     /// The same, seen by another process that has just started.
@@ -297,9 +343,35 @@ impl Rig {
         tx.commit().await.unwrap();
     }
 
-    /// Puts an event's bytes straight into the probe's queue, as a redelivery would.
+    /// Puts an event's bytes straight into the probe's queue, as a redelivery would. With in-process delivery the first
+    /// copy goes through the outbox.
     pub async fn deliver(&self, event: &Event, times: u32) {
-        self.deliver_raw(&event.to_body(), None, Map::new(), times).await;
+        let appended = self.append_new(std::slice::from_ref(event)).await.len();
+        let times = times - u32::try_from(appended).unwrap();
+        if times > 0 {
+            self.deliver_raw(&event.to_body(), None, Map::new(), times).await;
+        }
+    }
+
+    /// Delivers one copy of each event; with in-process delivery all new ones by one transaction, in one batch row if
+    /// they are enough.
+    pub async fn deliver_all<'a>(&self, events: impl IntoIterator<Item = &'a Event>) {
+        let events: Vec<Event> = events.into_iter().cloned().collect();
+        let appended = self.append_new(&events).await;
+        for event in events.iter().filter(|event| !appended.contains(&event.event_id)) {
+            self.deliver_raw(&event.to_body(), None, Map::new(), 1).await;
+        }
+    }
+
+    /// With in-process delivery, writes those events to the outbox that are not in it; returns their ids.
+    async fn append_new(&self, events: &[Event]) -> Vec<Uuid> {
+        let Some(InProcess { appended, .. }) = &self.in_process else { return Vec::new() };
+        let is_new = |event: &&Event| appended.lock().unwrap().insert(event.event_id);
+        let new: Vec<Event> = events.iter().filter(is_new).cloned().collect();
+        if !new.is_empty() {
+            self.tell(&new).await;
+        }
+        new.iter().map(|event| event.event_id).collect()
     }
 
     pub async fn deliver_raw(&self, body: &[u8], message_id: Option<&str>, headers: Map<String, Value>, times: u32) {
@@ -316,6 +388,76 @@ impl Rig {
 
     pub async fn subscribe(&self, queue: &str) -> Subscription {
         self.kernel.transport.subscribe(queue).await.unwrap()
+    }
+
+    /// The probe's subscription: with in-process delivery the one that has been open since the last batch.
+    pub async fn consumer_subscription(&self) -> Subscription {
+        let open = self.in_process.as_ref().and_then(|in_process| in_process.subscription.lock().unwrap().take());
+        match open {
+            Some(subscription) => subscription,
+            None => self.open_subscription().await,
+        }
+    }
+
+    async fn open_subscription(&self) -> Subscription {
+        let mut subscription = self.subscribe(&self.queue).await;
+        if self.is_in_process() {
+            subscription.open_hatch();
+            // The first take makes room for in-process deliveries. What it finds in the queue is not wanted yet.
+            let found = subscription.take(self.kernel.tuning.batch).await.unwrap();
+            subscription.release(&tags(&found)).await.unwrap();
+        }
+        subscription
+    }
+
+    /// Keeps the probe's subscription open until the next batch.
+    pub fn keep_subscription(&self, subscription: Subscription) {
+        if let Some(in_process) = &self.in_process {
+            *in_process.subscription.lock().unwrap() = Some(subscription);
+        }
+    }
+
+    /// Waits until a subscription may have something to take.
+    pub async fn ready(&self, subscription: &mut Subscription) {
+        // A subscription that has been open for a while finds a lease that ran out only by polling.
+        subscription.ready(if self.is_in_process() { self.kernel.tuning.poll } else { DEADLINE }).await;
+    }
+
+    /// One batch of the probe. With in-process delivery its rows are deleted later, as in the consumer loop.
+    pub async fn try_once(&self, subscription: &mut Subscription) -> Result<usize, TransportError> {
+        self.try_once_as(&self.consumer, subscription).await
+    }
+
+    pub async fn try_once_as(
+        &self,
+        consumer: &Consumer<Probe>,
+        subscription: &mut Subscription,
+    ) -> Result<usize, TransportError> {
+        if !self.is_in_process() {
+            return consumer.try_once(subscription).await;
+        }
+        let (count, done) = consumer.try_unacknowledged(subscription).await?;
+        subscription.ack_soon(&done).await?;
+        Ok(count)
+    }
+
+    /// Runs the consumer loop, which has a subscription of its own.
+    pub async fn run(&self, stop: CancellationToken) {
+        if let Some(in_process) = &self.in_process {
+            let open = in_process.subscription.lock().unwrap().take();
+            if let Some(open) = open {
+                open.close().await;
+            }
+        }
+        Consumer::new(self.kernel.clone(), self.probe.clone()).run(stop).await;
+    }
+
+    /// With in-process delivery, waits until the consumer loop takes part in it.
+    pub async fn until_in_process(&self) {
+        if self.is_in_process() {
+            let has_room = async || self.db.hatches().queues.with_room().contains_key(&self.queue).then_some(());
+            eventually("in-process delivery", has_room).await;
+        }
     }
 
     pub fn is_on_rabbit(&self) -> bool {
@@ -344,25 +486,40 @@ impl Rig {
 
     /// Takes that many messages and is never heard of again.
     pub async fn take_and_vanish(&self, count: usize) {
-        let mut subscription = self.subscribe(&self.queue).await;
+        let mut subscription = self.consumer_subscription().await;
         self.take(&mut subscription, count).await;
         drop(subscription);
+        self.reopen().await;
         self.advance(LEASE + Duration::from_secs(1)).await;
+    }
+
+    /// After a consumer vanished, opens the subscription of the process that comes after it: the in-process
+    /// deliveries of a process that died do not outlive it.
+    pub async fn reopen(&self) {
+        if self.is_in_process() {
+            self.keep_subscription(self.open_subscription().await);
+        }
     }
 
     /// One batch of the consumer, or all there is on a broker, which sends when it likes; how many deliveries.
     pub async fn consume(&self) -> usize {
-        let mut subscription = self.subscribe(&self.queue).await;
+        let mut subscription = self.consumer_subscription().await;
         let mut count = 0;
         loop {
+            if self.is_in_process() {
+                self.ready(&mut subscription).await;
+            }
             self.wait_for_broker(&mut subscription).await;
-            let batch = self.consumer.try_once(&mut subscription).await.unwrap();
+            let batch = self.try_once(&mut subscription).await.unwrap();
             count += batch;
             if batch == 0 || !self.is_on_rabbit() {
                 break;
             }
         }
-        self.leave(subscription).await;
+        match self.is_in_process() {
+            true => self.keep_subscription(subscription),
+            false => self.leave(subscription).await,
+        }
         count
     }
 
@@ -384,7 +541,7 @@ impl Rig {
 
     /// Signs off from a broker, which would go on sending to a consumer that it has not missed yet. The table queue's
     /// subscriptions just end, as those of a process that died would.
-    async fn leave(&self, subscription: Subscription) {
+    pub async fn leave(&self, subscription: Subscription) {
         if self.is_on_rabbit() {
             subscription.close().await;
         }
@@ -488,12 +645,24 @@ impl Rig {
     }
 }
 
+/// The process clock of a rig, years ahead of the database's own: code on Postgres that mixes the two fails.
+pub const PROCESS_CLOCK: Timestamp = Timestamp::from_millis(1_950_000_000_000);
+
 async fn open(db: &TestDb) -> Db {
-    let clock = match db.url.starts_with("sqlite:") {
-        true => Clock::manual(Timestamp::from_millis(1_800_000_000_000)),
-        false => Clock::System,
+    db.open(Clock::manual(PROCESS_CLOCK)).await
+}
+
+fn bindings(prefix: &str, consumers: &[(&'static str, &'static [&'static str])]) -> Vec<Binding> {
+    let bind = |(consumer, keys): &(&'static str, &'static [&'static str])| Binding {
+        consumer,
+        queue: format!("{prefix}.{consumer}"),
+        keys,
     };
-    db.open(clock).await
+    consumers.iter().map(bind).collect()
+}
+
+pub fn tags(deliveries: &[Delivery]) -> Vec<Tag> {
+    deliveries.iter().map(|delivery| delivery.tag).collect()
 }
 
 pub fn rabbit_options(url: &str, prefix: &str) -> rabbit::Options {
@@ -547,7 +716,7 @@ pub fn event(key: &'static str, payload: Value) -> Event {
         causation_id: None,
         traceparent: None,
     };
-    Event::new(key, mint_id().to_string(), origin, Timestamp::from_millis(1_800_000_000_000), &payload)
+    Event::new(key, mint_id().to_string(), origin, PROCESS_CLOCK, &payload)
 }
 
 pub fn many(does: &str, count: usize) -> Vec<Event> {

@@ -7,8 +7,10 @@
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{OnceLock, mpsc};
+
+use sqlx::{Connection, Executor, PgConnection};
 
 struct Cluster {
     port: u16,
@@ -20,12 +22,12 @@ struct Cluster {
 /// Postgres refuses to run as root.
 const KEEPER: &str = r#"
 set -e
-bin=$1 port=$2 dir=$(mktemp -d /tmp/stockade-test-pg.XXXXXX)
+bin=$1 port=$2 dir=$(mktemp -d -t stockade-test-pg.XXXXXX)
 if [ "$(id -u)" = 0 ]; then chown postgres "$dir"; as="setpriv --reuid=postgres --regid=postgres --clear-groups"; fi
 cd /
 $as "$bin/initdb" -D "$dir/data" -U postgres -A trust -E UTF8 --no-locale --no-sync >"$dir/log" 2>&1 </dev/null
 $as "$bin/postgres" -D "$dir/data" -p "$port" -k "$dir" -c listen_addresses=127.0.0.1 -c max_connections=400 \
-    -c autovacuum=off >>"$dir/log" 2>&1 </dev/null &
+    -c autovacuum=off -c shared_buffers=16MB >>"$dir/log" 2>&1 </dev/null &
 pid=$!
 trap 'kill -INT $pid 2>/dev/null || true; wait $pid 2>/dev/null || true; rm -rf "$dir"' EXIT
 trap '' INT TERM HUP
@@ -39,6 +41,27 @@ pub fn url(database: &str) -> String {
     static CLUSTER: OnceLock<Cluster> = OnceLock::new();
     let cluster = CLUSTER.get_or_init(start);
     format!("postgres://postgres@127.0.0.1:{}/{database}", cluster.port)
+}
+
+/// Drops a database of a test that has ended, later and one after another: no test waits for it.
+pub fn drop_database(name: String) {
+    static ENDED: OnceLock<mpsc::Sender<String>> = OnceLock::new();
+    let ended = ENDED.get_or_init(|| {
+        let (ended, names) = mpsc::channel();
+        std::thread::spawn(move || drop_databases(&names));
+        ended
+    });
+    let _ = ended.send(name);
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn drop_databases(names: &mpsc::Receiver<String>) {
+    let mut admin = PgConnection::connect(&url("postgres")).await.unwrap();
+    for name in names {
+        // FORCE: a server that was killed may not have been missed yet.
+        let drop = format!("DROP DATABASE {name} WITH (FORCE)");
+        admin.execute(sqlx::AssertSqlSafe(drop)).await.unwrap();
+    }
 }
 
 fn start() -> Cluster {
@@ -84,7 +107,8 @@ pub struct OwnPostgres {
 
 impl OwnPostgres {
     pub fn start() -> Self {
-        let folder = tempfile::tempdir().unwrap();
+        // On a real disk: these are the databases whose crashes are tested.
+        let folder = tempfile::tempdir_in("/var/tmp").unwrap();
         let own = Self { folder, port: free_port() };
         if is_root() {
             assert!(Command::new("chown").arg("postgres").arg(own.folder.path()).status().unwrap().success());
@@ -96,6 +120,10 @@ impl OwnPostgres {
 
     pub fn url(&self) -> String {
         format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
     }
 
     /// As a crash would: nobody is waited for.

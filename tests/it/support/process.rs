@@ -1,17 +1,17 @@
 //! The real binary as a process of its own, to be killed.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::ops::Deref;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::Duration;
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 
 use super::{Api, TestDb, eventually};
 
 pub struct Server {
     api: Api,
     child: Child,
+    stdout: Option<BufReader<ChildStdout>>,
 }
 
 impl Server {
@@ -22,26 +22,35 @@ impl Server {
 
     /// The same, with what it logs kept in a file.
     pub fn start_logging(db: &TestDb, flags: &[&str], log: &Path) -> Self {
-        Self::spawn(Self::command(db, flags), log)
+        let mut server = Self::spawn(Self::command(db, flags), log);
+        // The pipe is closed with the banner half read, as `| head` would.
+        server.stdout = None;
+        server
     }
 
-    /// Starts a command line of [`Self::command`] and waits until it is ready.
-    pub fn spawn(mut command: Command, log: &Path) -> Self {
+    /// Starts a command line and waits until it is ready. Its stdout stays open: libtest, which runs the server with a
+    /// witness, prints a warning after 60 seconds and would end the process if it could not.
+    pub fn spawn(command: Command, log: &Path) -> Self {
+        Self::try_spawn(command, log).expect("the server prints its URL")
+    }
+
+    /// The same, with `None` for a server that ends before it is ready.
+    pub fn try_spawn(mut command: Command, log: &Path) -> Option<Self> {
         let mut child = command
             .stdout(Stdio::piped())
             .stderr(File::options().create(true).append(true).open(log).unwrap())
             .spawn()
             .unwrap();
-        // The pipe is dropped with the banner half read, as `| head` would.
-        let stdout = BufReader::new(child.stdout.take().unwrap());
-        let url = stdout
-            .lines()
-            .map_while(Result::ok)
-            .find_map(|line| {
-                line.trim().strip_prefix("dashboard").map(|url| url.trim().trim_end_matches('/').to_owned())
-            })
-            .expect("the server prints its URL");
-        Self { api: Api::new(url), child }
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let url = stdout.by_ref().lines().map_while(Result::ok).find_map(|line| {
+            line.trim().strip_prefix("dashboard").map(|url| url.trim().trim_end_matches('/').to_owned())
+        });
+        let mut server = Self { api: Api::new(url.clone().unwrap_or_default()), child, stdout: Some(stdout) };
+        if url.is_none() {
+            server.child.wait().unwrap();
+            return None;
+        }
+        Some(server)
     }
 
     /// The command line of a server on `db`, to be started.
@@ -63,19 +72,16 @@ impl Server {
         self.child.wait().unwrap();
     }
 
+    pub fn has_ended(&self) -> bool {
+        // A zombie: `try_wait` needs a mutable server, which requests under way have borrowed.
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
+        stat.rsplit_once(") ").is_none_or(|(_, fields)| fields.starts_with('Z'))
+    }
+
     /// Waits for the process to end by itself.
     pub async fn ended(&mut self) -> ExitStatus {
         let child = std::cell::RefCell::new(&mut self.child);
         eventually("the end of the process", || async { child.borrow_mut().try_wait().unwrap() }).await
-    }
-
-    /// Processor time it has used so far.
-    pub fn cpu_time(&self) -> Duration {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
-        // Past the name, which may hold anything, user and system time are the 12th and 13th field, in hundredths.
-        let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
-        let ticks: u64 = fields[11..13].iter().map(|ticks| ticks.parse::<u64>().unwrap()).sum();
-        Duration::from_millis(ticks * 10)
     }
 
     /// Sends `TERM`, `INT`, `KILL`.

@@ -8,8 +8,12 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::{Mutex, OnceLock};
-use std::time::Duration;
+use std::sync::{Mutex, OnceLock, mpsc};
+use std::time::{Duration, Instant};
+
+use lapin::options::QueueDeleteOptions;
+use lapin::{Connection, ConnectionProperties};
+use stockade::messaging::transport::dlq_of;
 
 use super::postgres::free_port;
 
@@ -18,7 +22,7 @@ const BIN: &str = "/usr/lib/rabbitmq/bin";
 /// With NOTIFY_SOCKET set the start script becomes the node itself, so that the pid is the node's, and the node tells
 /// that socket when it is ready. Our own epmd in the foreground: a node left to itself starts one that outlives it.
 const KEEPER: &str = r#"
-dir=$1 port=$2 dist=$3 epmd=$4 bin=$5
+dir=$1 port=$2 dist=$3 epmd=$4 bin=$5 log=$6
 epmd -port $epmd -address 127.0.0.1 </dev/null >/dev/null 2>&1 &
 epmd_pid=$!
 launch() {
@@ -28,7 +32,7 @@ launch() {
         RABBITMQ_CONFIG_FILE="$dir/rabbitmq.conf" RABBITMQ_ADVANCED_CONFIG_FILE="$dir/advanced.config" \
         RABBITMQ_CONFIG_FILES="$dir/conf.d" NOTIFY_SOCKET="$dir/notify" \
         RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS='-kernel inet_dist_use_interface {127,0,0,1}' \
-        "$bin/rabbitmq-server" </dev/null >>"$dir/node.log" 2>&1 &
+        "$bin/rabbitmq-server" </dev/null >>"$log" 2>&1 &
     pid=$!
 }
 trap 'kill -KILL $pid $epmd_pid 2>/dev/null; wait 2>/dev/null; rm -rf "$dir"' EXIT
@@ -67,10 +71,55 @@ pub async fn faulty() -> tokio::sync::MutexGuard<'static, Rabbit> {
     tokio::task::spawn_blocking(started).await.unwrap().lock().await
 }
 
+/// A test that has ended, and its queues.
+struct Ended {
+    at: Instant,
+    url: String,
+    prefix: String,
+}
+
+/// Deletes the queues of a test that has ended, later and one after another: each one left costs the broker time.
+pub fn delete_queues(url: &str, prefix: &str) {
+    static ENDED: OnceLock<mpsc::Sender<Ended>> = OnceLock::new();
+    let sender = ENDED.get_or_init(|| {
+        let (sender, receiver) = mpsc::channel();
+        std::thread::spawn(move || delete_all_queues(&receiver));
+        sender
+    });
+    let _ = sender.send(Ended { at: Instant::now(), url: url.to_owned(), prefix: prefix.to_owned() });
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn delete_all_queues(tests: &mpsc::Receiver<Ended>) {
+    for Ended { at, url, prefix } in tests {
+        // RabbitMQ 3.10 starts a dead-letter worker moments after it declares a quorum queue. A queue deleted in between
+        // crashes the worker again and again, until their supervisor gives up and takes the workers of all queues along.
+        tokio::time::sleep(Duration::from_secs(10).saturating_sub(at.elapsed())).await;
+        // The breakable broker may be away just now; its queues go with it.
+        let _ = delete_queues_of(&url, &prefix).await;
+    }
+}
+
+async fn delete_queues_of(url: &str, prefix: &str) -> lapin::Result<()> {
+    let connection = Connection::connect(url, ConnectionProperties::default()).await?;
+    let channel = connection.create_channel().await?;
+    for name in ["orders", "inventory", "notifications", "ledger", "witness", "probe", "shadow", "saga"] {
+        for queue in [format!("{prefix}.{name}"), dlq_of(&format!("{prefix}.{name}"))] {
+            channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await?;
+        }
+    }
+    connection.close(200, "done".into()).await
+}
+
+/// A node's log, kept after the tests.
+fn log_of(port: u16) -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("rabbitmq-{port}.log"))
+}
+
 impl Rabbit {
     pub fn start() -> Self {
         assert!(Path::new(BIN).exists(), "RabbitMQ is installed; ./scripts/test does it");
-        let folder = tempfile::Builder::new().prefix("stockade-test-mq.").tempdir_in("/tmp").unwrap().keep();
+        let folder = tempfile::Builder::new().prefix("stockade-test-mq.").tempdir().unwrap().keep();
         let (port, dist_port, epmd_port) = (free_port(), free_port(), free_port());
         std::fs::write(folder.join("enabled_plugins"), "[].\n").unwrap();
         let settings = format!(
@@ -84,6 +133,7 @@ impl Rabbit {
             .arg(&folder)
             .args([port, dist_port, epmd_port].map(|port| port.to_string()))
             .arg(BIN)
+            .arg(log_of(port))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -98,14 +148,22 @@ impl Rabbit {
         format!("amqp://127.0.0.1:{}", self.port)
     }
 
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
     /// Starts it and waits until it takes connections.
     pub fn start_again(&self) {
+        // `start_app` reports readiness too: a message from then would be taken for this start's.
+        self.ready.set_nonblocking(true).unwrap();
+        while self.ready.recv(&mut [0; 256]).is_ok() {}
+        self.ready.set_nonblocking(false).unwrap();
         self.say("start");
         self.ready.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
         let mut message = [0; 256];
         loop {
             let length = self.ready.recv(&mut message).unwrap_or_else(|error| {
-                let log = std::fs::read_to_string(self.folder.join("node.log")).unwrap_or_default();
+                let log = std::fs::read_to_string(log_of(self.port)).unwrap_or_default();
                 panic!("RabbitMQ did not start: {error}\n{log}")
             });
             if message[..length].windows(7).any(|window| window == b"READY=1") {

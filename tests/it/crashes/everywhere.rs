@@ -1,0 +1,423 @@
+//! The process dies once before and once after every commit, publish and acknowledgement that a server gets to, and the
+//! next one finishes the work. The points are found by running, not named: see `stockade::crash_points`.
+//!
+//! A tour uses everything that writes: the lives of orders, stock, retries, poison, deferred events, redrives, replays,
+//! pauses, keys, sessions, a deleted queue. Each new point on the way kills the server, so a tour begins again and again
+//! until one gets through. A commit in the sources that no tour has reached fails the test.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use serde_json::{Value, json};
+use stockade::access::Secret;
+use stockade::clock::mint_id;
+use tokio::time::Instant;
+
+use super::{QUICK, assert_audited, breaches};
+use crate::rabbit::Stranger;
+use crate::support::{
+    Api, DEADLINE, Reply, Server, TestDb, Webhooks, each_database, each_database_on_rabbit, eventually, witness,
+};
+
+/// How long a step of a tour waits for what it needs; the server may be dead, and the next tour has another try.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// More deaths than there are points.
+const DEATHS_MAX: usize = 300;
+
+/// Commits that a tour cannot reach, as `file function#number`, and why.
+const UNREACHED: &[(&str, &str)] = &[
+    ("src/messaging/consumer/batch.rs blame#1", "another instance has handled the event in between"),
+    ("src/messaging/consumer/batch.rs run_alone#1", "three runs of one event that kill the process"),
+    ("src/messaging/consumer/batch.rs run_alone#3", "the database fails in the middle of a run"),
+    ("src/messaging/waiting/mod.rs run_due#1", "the database fails in the middle of a run"),
+    ("src/messaging/waiting/mod.rs attempt_due#1", "three runs of one deferred event that kill the process"),
+    ("src/messaging/waiting/mod.rs blame_kept#1", "a handler that panics over a deferred event"),
+    ("src/messaging/jobs/runner.rs give_up#1", "a job whose filter cannot be read"),
+    ("src/operations/outbox.rs retry_outbox_row#1", "an outbox row that the broker refused until it was dead"),
+    ("src/operations/outbox.rs retry_outbox#1", "an outbox row that the broker refused until it was dead"),
+];
+
+/// Commits of the embedded queue, and those of a broker.
+const EMBEDDED_ONLY: &[&str] = &["src/messaging/transport/table/", "src/messaging/relay.rs hand_on"];
+const BROKER_ONLY: &[&str] =
+    &["src/messaging/mending.rs", "src/messaging/relay.rs publish_due", "src/messaging/relay.rs settle"];
+
+struct Tours<'a> {
+    db: &'a TestDb,
+    /// The points at which a server has died, one a line.
+    deaths: PathBuf,
+    key: String,
+    flags: Vec<String>,
+    /// Answers no call at first, so that its caller has to renew its claim.
+    receiver: Webhooks,
+    tour: usize,
+    /// The id that each idempotency key was answered with.
+    acknowledged: RefCell<BTreeMap<String, String>>,
+}
+
+impl<'a> Tours<'a> {
+    async fn new(db: &'a TestDb, folder: &Path) -> Self {
+        let secret = Secret::random();
+        let entry = format!("admin:*:{}:tours", secret.hash());
+        let flags = ["--api-keys", &entry, "--retry-max", "2"].map(str::to_owned).to_vec();
+        let deaths = folder.join("deaths");
+        let receiver = Webhooks::open([Reply::Hold; 1000]).await;
+        Self { db, deaths, key: secret.reveal().to_owned(), flags, receiver, tour: 0, acknowledged: RefCell::default() }
+    }
+
+    /// Starts servers until one lives long enough to serve.
+    fn start(&self, more: &[&str]) -> Server {
+        let flags: Vec<&str> =
+            QUICK.into_iter().chain(self.flags.iter().map(String::as_str)).chain(more.iter().copied()).collect();
+        for _ in 0..DEATHS_MAX {
+            let mut command = witness::command(self.db, &flags);
+            command.env(witness::DEATHS, &self.deaths);
+            if let Some(server) = Server::try_spawn(command, Path::new("/dev/null")) {
+                return server;
+            }
+        }
+        panic!("no server gets through its start");
+    }
+
+    /// Before and after this commit.
+    fn has_died_twice_at(&self, name: &str) -> bool {
+        let (site, _) = commits().into_iter().find(|(_, found)| found == name).expect("there is such a commit");
+        self.died_at().iter().filter(|point| point.ends_with(&format!(" {site}"))).count() == 2
+    }
+
+    fn died_at(&self) -> BTreeSet<String> {
+        std::fs::read_to_string(&self.deaths).unwrap_or_default().lines().map(str::to_owned).collect()
+    }
+
+    /// Runs `tour` on one server after another until one lives through it, finishes all work and stops when asked to.
+    async fn until_survived(&mut self, more: &[&str], tour: impl AsyncFn(&Self, &Api)) {
+        for _ in 0..DEATHS_MAX {
+            let server = self.start(more);
+            let api = server.with_key(&self.key);
+            self.tour += 1;
+            tokio::select! {
+                () = tour(self, &api) => {}
+                () = eventually("a death", || async { server.has_ended().then_some(()) }) => {}
+            }
+            let settled = eventually("everything finished, or a death", || async {
+                if server.has_ended() {
+                    return Some(false);
+                }
+                (super::under_way(self.db).await == 0).then_some(true)
+            });
+            if settled.await && server.terminate().await {
+                return;
+            }
+        }
+        panic!("the server dies on and on: {:#?}", self.died_at());
+    }
+
+    /// Everything that writes, at the same time: the sooner a new point is reached, the shorter the tour.
+    async fn see_everything(&self, api: &Api) {
+        let tour = self.tour;
+        if self.has_died_twice_at("src/messaging/outside.rs keep_claims#1") {
+            self.receiver.let_go();
+        }
+        let connected = async || {
+            let health: Value = api.get("/v1/health").send().await.ok()?.json().await.ok()?;
+            (health["broker"]["status"] == "up").then_some(())
+        };
+        eventually("a broker that is up", connected).await;
+        let lives = ["payments", "cancel", ""].map(|step| self.life(api, format!("{tour}-{step}"), step));
+        tokio::join!(
+            join_all(lives),
+            failures(api),
+            letters(api),
+            jobs(api),
+            deferred(api),
+            access(api, &self.key),
+            stock(api),
+            self.lose_a_queue(api),
+        );
+    }
+
+    /// Redrives the events that were taken for process killers, or that failed too often.
+    async fn redrive(&self, api: &Api) {
+        for reason in ["process-killer", "retries-exhausted"] {
+            post(api, "/v1/redrives", &json!({ "reason": reason })).await;
+        }
+        post(api, "/v1/redrives", &json!({ "consumer": "notifications" })).await;
+        let done = async || list(api, "/v1/redrives?state=running").await.is_empty().then_some(());
+        let _ = tokio::time::timeout(PATIENCE, eventually("the end of the redrives", done)).await;
+    }
+
+    /// An order that is placed under a key, and then paid and fulfilled, cancelled, or left to expire.
+    async fn life(&self, api: &Api, key: String, step: &str) -> Option<()> {
+        let body = json!({ "customer_id": key, "items": [{ "sku": "A", "quantity": 1, "unit_price_minor": 7 }] });
+        let request = api.post("/v1/orders", &body).header("idempotency-key", &key).header("prefer", "wait=1");
+        let response = request.send().await.ok()?;
+        if response.status() != 201 {
+            return None;
+        }
+        let order: Value = response.json().await.ok()?;
+        let id = order["id"].as_str().unwrap().to_owned();
+        self.acknowledged.borrow_mut().insert(key, id.clone());
+        match step {
+            "" => {}
+            "payments" => {
+                post(api, &format!("/v1/orders/{id}/payments"), &json!({ "amount_minor": 7 })).await;
+                post(api, &format!("/v1/orders/{id}/fulfil"), &json!({})).await;
+            }
+            step => drop(post(api, &format!("/v1/orders/{id}/{step}"), &json!({})).await),
+        }
+        Some(())
+    }
+
+    /// On a broker: the queue of a paused consumer is deleted together with the events in it.
+    async fn lose_a_queue(&self, api: &Api) {
+        if !self.db.is_on_rabbit() {
+            return;
+        }
+        post(api, "/v1/consumers/notifications/pause", &json!({})).await;
+        self.life(api, format!("{}-of-a-lost-queue", self.tour), "").await;
+        let waits = async || {
+            let queue: Value = api.get("/v1/queues/notifications").send().await.ok()?.json().await.ok()?;
+            (queue["depth"].as_i64()? > 0).then_some(())
+        };
+        let found = tokio::time::timeout(PATIENCE, eventually("an event in the queue", waits)).await;
+        if found.is_ok() {
+            Stranger::on(self.db).await.delete("notifications").await;
+        }
+        post(api, "/v1/consumers/notifications/resume", &json!({})).await;
+    }
+
+    async fn check(&self, api: &Api) {
+        assert_eq!(self.db.count(witness::WRONG_EFFECTS).await, 0, "effects too many or too few");
+        assert_eq!(
+            self.db.count("SELECT COUNT(*) FROM orders_orders WHERE status = 'placed'").await,
+            0,
+            "orders stuck"
+        );
+        let acknowledged = self.acknowledged.borrow().clone();
+        for (key, id) in &acknowledged {
+            let found = api.read(&format!("/v1/orders/{id}")).await;
+            assert_eq!(found["customer_id"], json!(key), "this order was acknowledged");
+        }
+        // What is on its way from the broker to the dead letters is not counted as under way.
+        let began = Instant::now();
+        while !breaches(self.db).await.is_empty() && began.elapsed() < DEADLINE {
+            tokio::time::sleep(PATIENCE / 10).await;
+        }
+        assert_audited(self.db).await;
+    }
+}
+
+/// The answer of a server that may be dead. One that is alive takes every request, or says what is in its way.
+async fn post(api: &Api, path: &str, body: &Value) -> Option<Value> {
+    let response = api.post(path, body).send().await.ok()?;
+    let status = response.status();
+    let answer = response.json().await.ok()?;
+    assert!(status.is_success() || status == 409 || status.is_server_error(), "POST {path} {body}: {answer}");
+    Some(answer)
+}
+
+async fn list(api: &Api, path: &str) -> Vec<Value> {
+    let Ok(response) = api.get(path).send().await else { return Vec::new() };
+    let page: Value = response.json().await.unwrap_or_default();
+    page["data"].as_array().cloned().unwrap_or_default()
+}
+
+/// A retry, copies, a message that nobody can read, and a handler that panics.
+async fn failures(api: &Api) {
+    post(api, "/v1/lab/fail", &json!({ "consumer": "inventory", "times": 1 })).await;
+    post(api, "/v1/lab/duplicate", &json!({ "consumer": "orders", "deliveries": 1, "copies": 2 })).await;
+    post(api, "/v1/lab/publish", &json!({ "queue": "inventory", "body": "not JSON" })).await;
+    let panics = foreign("order.placed", witness::PANICS);
+    post(api, "/v1/lab/publish", &json!({ "queue": "witness", "body": panics.to_string() })).await;
+}
+
+/// Redrives one dead letter of no order, discards another and restores it.
+async fn letters(api: &Api) {
+    for _ in 0..2 {
+        post(api, "/v1/lab/publish", &json!({ "queue": "orders", "body": "not JSON" })).await;
+    }
+    let two = async || {
+        let open = list(api, "/v1/dead-letters?state=open&consumer=orders&limit=2").await;
+        (open.len() == 2).then_some(open)
+    };
+    let open = eventually("two dead letters", two).await;
+    for (letter, actions) in open.iter().zip([["redrive"].as_slice(), &["discard", "restore"]]) {
+        for action in actions {
+            post(
+                api,
+                &format!("/v1/dead-letters/{}/{action}", letter["id"].as_str().unwrap()),
+                &json!({ "reason": "tour" }),
+            )
+            .await;
+        }
+    }
+}
+
+/// A redrive and a replay to their end, and one of each that is stopped.
+async fn jobs(api: &Api) {
+    let redrive = json!({ "consumer": "inventory", "reason": "not-json" });
+    let replay = json!({ "from": "2020-01-01T00:00:00Z", "consumer": "notifications" });
+    for (path, body) in [("/v1/redrives", redrive), ("/v1/replays", replay)] {
+        post(api, path, &body).await;
+        let mut slow = body;
+        slow["rate"] = json!(1);
+        if let Some(id) = post(api, path, &slow).await.as_ref().and_then(|job| job["id"].as_str()) {
+            post(api, &format!("{path}/{id}/stop"), &json!({})).await;
+        }
+    }
+}
+
+/// A payment before its order, whose order comes, and one whose order never comes. The consumer is slow at first, so that
+/// it renews the lease of what it holds.
+async fn deferred(api: &Api) {
+    let slow = async |each: u64| post(api, "/v1/lab/slow", &json!({ "consumer": "ledger", "ms": each })).await;
+    slow(500).await;
+    let order = mint_id().to_string();
+    let lone = mint_id().to_string();
+    for event in [of_order("order.paid", &lone), of_order("order.paid", &order), of_order("order.placed", &order)] {
+        post(api, "/v1/lab/publish", &json!({ "queue": "ledger", "body": event.to_string() })).await;
+    }
+    let handled = async || {
+        let open: Value = api.get("/v1/queues/ledger").send().await.ok()?.json().await.ok()?;
+        (open["depth"] == 0).then_some(())
+    };
+    let _ = tokio::time::timeout(Duration::from_secs(1), eventually("an empty queue", handled)).await;
+    slow(0).await;
+}
+
+/// A key that is made and revoked; a session that begins and ends; a consumer that is paused and resumed.
+async fn access(api: &Api, key: &str) {
+    let made = post(api, "/v1/keys", &json!({ "role": "viewer", "group_id": "*", "name": "tour" })).await;
+    if let Some(id) = made.as_ref().and_then(|made| made["id"].as_str()) {
+        post(api, &format!("/v1/keys/{id}/revoke"), &json!({})).await;
+    }
+    if let Ok(response) = api.post("/v1/session", &json!({ "key": key })).send().await
+        && let Some(cookie) = response.headers().get("set-cookie")
+    {
+        let cookie = cookie.to_str().unwrap().split(';').next().unwrap().to_owned();
+        let _ = api.client.delete(format!("{}/v1/session", api.url)).header("cookie", cookie).send().await;
+    }
+    for action in ["pause", "resume"] {
+        post(api, &format!("/v1/consumers/orders/{action}"), &json!({})).await;
+    }
+}
+
+async fn stock(api: &Api) {
+    let _ = api.put("/v1/stock/A", &json!({ "on_hand": super::STOCK })).send().await;
+    post(api, "/v1/stock/A/adjustments", &json!({ "delta": 1, "reason": "delivery" })).await;
+}
+
+/// An event of another program.
+fn foreign(key: &str, customer: &str) -> Value {
+    let mut event = of_order(key, &mint_id().to_string());
+    event["payload"]["customer_id"] = json!(customer);
+    event
+}
+
+fn of_order(key: &str, order_id: &str) -> Value {
+    let (aggregate_type, event_type) = key.split_once('.').unwrap();
+    let items = json!([{ "sku": "A", "quantity": 1, "unit_price_minor": 7 }]);
+    json!({
+        "event_id": mint_id(), "occurred_at": "2026-11-16T09:30:00Z", "aggregate_type": aggregate_type,
+        "aggregate_id": order_id, "event_type": event_type, "group_id": "00000000-0000-0000-0000-000000000001",
+        "correlation_id": "theirs", "payload": {
+            "order_id": order_id, "order_number": "ORD-00000001", "customer_id": "bob", "currency": "USD",
+            "total_minor": 7, "amount_minor": 7, "items": items,
+        },
+    })
+}
+
+/// The commits in the sources: `file:line` and `file function#number`.
+fn commits() -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    let mut folders = vec![PathBuf::from("src")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(&folder)).unwrap() {
+            let entry = entry.unwrap();
+            let path = folder.join(entry.file_name());
+            if entry.file_type().unwrap().is_dir() {
+                // The database's own tests, and a command that fills a database before a server starts.
+                if path != Path::new("src/db") && path != Path::new("src/cli") {
+                    folders.push(path);
+                }
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                commits_of(&path, &mut found);
+            }
+        }
+    }
+    found
+}
+
+fn commits_of(path: &Path, found: &mut BTreeMap<String, String>) {
+    let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap();
+    let (mut function, mut number) = (String::new(), 0);
+    for (line, code) in (1..).zip(text.lines()) {
+        if code.contains("#[cfg(test)]") {
+            return;
+        }
+        if let Some((_, name)) = code.split_once("fn ").filter(|_| !code.trim_start().starts_with("//")) {
+            (function, number) = (name.split(['(', '<']).next().unwrap().to_owned(), 0);
+        }
+        if code.contains("tx.commit()") {
+            number += 1;
+            let file = path.display();
+            found.insert(format!("{file}:{line}"), format!("{file} {function}#{number}"));
+        }
+    }
+}
+
+async fn every_point_of_a_server_can_be_its_last(db: TestDb) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut tours = Tours::new(&db, folder.path()).await;
+    let url = tours.receiver.url.clone();
+    let webhook = ["--notify-channel", "webhook", "--webhook-url", &url, "--webhook-secret", "a secret for tests"];
+    let more = ["--handler-timeout", "900ms", "--hold-time", "1s", "--wait-deadline", "1s"];
+    let flags = [webhook.as_slice(), &more].concat();
+    tours.until_survived(&flags, Tours::see_everything).await;
+    tours.until_survived(&flags, Tours::redrive).await;
+    let server = tours.start(&flags);
+    tours.check(&server.with_key(&tours.key)).await;
+    assert!(server.terminate().await);
+
+    // With everything finished, rows become old. Events that are still on their way must not.
+    let at_once = ["--outbox-retention", "--archive-retention", "--dlq-retention", "--wait-deadline"];
+    let mut old: Vec<&str> = at_once.iter().flat_map(|flag| [*flag, "1s"]).collect();
+    old.extend(["--outbox-max-attempts", "1", "--inbox-retention", "15s", "--retention-every", "100ms"]);
+    tours
+        .until_survived(&old, async |tours, api| {
+            let rows = "SELECT COUNT(*) FROM messaging_inbox WHERE state = 'processed'";
+            let gone =
+                async || (api.get("/livez").send().await.is_err() || tours.db.count(rows).await == 0).then_some(());
+            eventually("old rows removed", gone).await;
+        })
+        .await;
+    assert_audited(&db).await;
+
+    let died_at = tours.died_at();
+    let other = if db.is_on_rabbit() { EMBEDDED_ONLY } else { BROKER_ONLY };
+    let is_excused = |name: &str| {
+        UNREACHED.iter().any(|(site, _)| *site == name) || other.iter().any(|place| name.starts_with(place))
+    };
+    let mut missed = Vec::new();
+    for (site, name) in commits() {
+        for phase in ["Before", "After"] {
+            if !is_excused(&name) && !died_at.contains(&format!("{phase} Commit {site}")) {
+                missed.push(format!("{phase} {site} {name}"));
+            }
+        }
+    }
+    assert!(missed.is_empty(), "no server died at {missed:#?}");
+    for step in ["Publish", "Acknowledge", "Reject"] {
+        for phase in ["Before", "After"] {
+            assert!(died_at.iter().any(|point| point.starts_with(&format!("{phase} {step} "))), "{phase} {step}");
+        }
+    }
+}
+
+each_database!(every_point_of_a_server_can_be_its_last);
+
+each_database_on_rabbit!(every_point_of_a_server_can_be_its_last);

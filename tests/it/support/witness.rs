@@ -1,0 +1,126 @@
+//! A server with one more consumer, the witness, which has no unique key of its own: an event that runs twice leaves two
+//! rows, where the built-in modules would hide it behind their constraints.
+//!
+//! The server is this test binary again, started with [`SETTINGS`] in its environment: only a host program can add a
+//! consumer, and a second program would have to be built beside the tests.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Mutex;
+
+use serde_json::value::RawValue;
+use stockade::app::Builder;
+use stockade::crash_points;
+use stockade::db::Tx;
+use stockade::lifecycle::asked_to_stop;
+use stockade::messaging::{Message, Outcome, Reaction};
+use stockade::{on, telemetry};
+
+use super::{TestDb, settings_from};
+
+/// The server's command line, as a JSON array.
+const SETTINGS: &str = "STOCKADE_TEST_WITNESS_SERVER";
+
+/// Names a file of crash points. The server dies at the first point that is not in it, having added it.
+pub const DEATHS: &str = "STOCKADE_TEST_DEATHS";
+
+/// The customer whose events have the witness panic.
+pub const PANICS: &str = "a customer to panic over";
+
+pub const KEYS: &[&str] = &[
+    "order.placed",
+    "order.paid",
+    "order.cancelled",
+    "order.expired",
+    "order.fulfilled",
+    "inventory.reserved",
+    "inventory.failed",
+];
+
+const SCHEMA: &str = "CREATE TABLE IF NOT EXISTS witness_effects (event_id TEXT NOT NULL)";
+
+/// How many effects there are too many or too few. Zero for both parts means one effect for each event.
+pub const WRONG_EFFECTS: &str = "SELECT (SELECT COUNT(*) FROM
+         (SELECT event_id FROM witness_effects GROUP BY event_id HAVING COUNT(*) > 1) AS repeated)
+     + ABS((SELECT COUNT(*) FROM witness_effects)
+         - (SELECT COUNT(*) FROM messaging_inbox WHERE consumer = 'witness' AND state = 'processed'))";
+
+struct Witness;
+
+impl Reaction for Witness {
+    const NAME: &'static str = "witness";
+    const KEYS: &'static [&'static str] = KEYS;
+    /// Does it panic over the event?
+    type Fact = bool;
+
+    fn decode(_key: &str, payload: &RawValue) -> Result<bool, serde_json::Error> {
+        Ok(payload.get().contains(PANICS))
+    }
+
+    async fn react(&self, tx: &mut Tx, batch: &[&Message<bool>]) -> sqlx::Result<Vec<Outcome>> {
+        for message in batch {
+            assert!(!message.fact, "the witness panics, as it was told to");
+            on!(tx, c => {
+                sqlx::query("INSERT INTO witness_effects (event_id) VALUES ($1)")
+                    .bind(message.event.event_id.to_string())
+                    .execute(c)
+                    .await
+                    .map(drop)
+            })?;
+        }
+        Ok(vec![Outcome::Done; batch.len()])
+    }
+}
+
+/// The command line of a server with a witness on `db`.
+pub fn command(db: &TestDb, flags: &[&str]) -> Command {
+    let mut args: Vec<String> = ["--database-url", &db.url, "--listen", "127.0.0.1:0"].map(str::to_owned).to_vec();
+    args.extend(db.wire.flags());
+    args.extend(flags.iter().map(|flag| (*flag).to_owned()));
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "support::witness::server", "--nocapture"]);
+    command.env(SETTINGS, serde_json::to_string(&args).unwrap()).env("STOCKADE_LOG", "warn");
+    command
+}
+
+/// Serves until asked to stop, if this process was started by [`command`]; a test that passes otherwise.
+#[test]
+fn server() {
+    let Ok(args) = std::env::var(SETTINGS) else { return };
+    let args: Vec<String> = serde_json::from_str(&args).unwrap();
+    if let Some(deaths) = std::env::var_os(DEATHS) {
+        die_once_at_every_point(deaths.into());
+    }
+    let clean = tokio::runtime::Runtime::new().unwrap().block_on(serve(&args));
+    std::process::exit(if clean { 0 } else { 1 });
+}
+
+/// Aborts at each point that the file does not name yet: no destructor runs, as with a kill -9 at that very line.
+fn die_once_at_every_point(deaths: PathBuf) {
+    let known = std::fs::read_to_string(&deaths).unwrap_or_default();
+    let known: HashSet<String> = known.lines().map(str::to_owned).collect();
+    // Held until the process is gone: two threads at new points must not both be taken for dead.
+    let dying = Mutex::new(());
+    crash_points::install(move |point| {
+        let point = point.to_string();
+        if !known.contains(&point) {
+            let _dying = dying.lock();
+            let mut file = File::options().create(true).append(true).open(&deaths).unwrap();
+            writeln!(file, "{point}").unwrap();
+            std::process::abort();
+        }
+    });
+}
+
+async fn serve(args: &[String]) -> bool {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let settings = settings_from(args.iter().map(String::as_str));
+    telemetry::init(&settings.log, settings.log_format).unwrap();
+    let builder = Builder::new(settings).demo(true).with_schema(SCHEMA).with(Witness);
+    let running = builder.start().await.unwrap();
+    println!("\n  dashboard  http://{}/", running.address);
+    running.run_until(async { drop(asked_to_stop().await) }).await
+}
