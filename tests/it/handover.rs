@@ -467,6 +467,8 @@ async fn a_relay_that_rests_gives_back_what_it_was_handed(db: TestDb) {
     let mut tx = rig.db.begin().await.unwrap();
     outbox::append_events(&mut tx, many("note", 3)).await.unwrap();
     rig.kernel.pauses.reread().await;
+    let closes = async || (!rig.db.hatches().outbox.with_room().contains_key(relay::NAME)).then_some(());
+    eventually("the relay to close its hatch", closes).await;
     tx.commit().await.unwrap();
     eventually("what was handed over to be free", async || {
         let free = "SELECT count(*) FROM messaging_outbox WHERE status = 'pending' AND claimed_by IS NULL";

@@ -193,7 +193,7 @@ impl<R: Reaction> Consumer<R> {
         stopping: Pin<&mut impl Future<Output = ()>>,
         patience: &mut Patience,
     ) -> Result<(usize, Vec<Tag>), TransportError> {
-        // In the fault lab a consumer may be told to be slow; it then takes one at a time, so that each is slow.
+        // A consumer that the fault lab slows down takes one delivery at a time, so each of them is slow.
         let is_slow = self.kernel.faults.delay(R::NAME).is_some();
         let deliveries = subscription.take(if is_slow { 1 } else { self.batch_max() }).await?;
         let count = deliveries.len();
@@ -204,10 +204,10 @@ impl<R: Reaction> Consumer<R> {
         let (started, taken_at) = (Instant::now(), self.kernel.db.clock().now());
         let settled = {
             let work = async {
-                // Asked again: it may have been told so while it waited for these. Even a sleep of no time at all would
-                // wait for the timer's next tick.
-                if let Some(each) = self.kernel.faults.delay(R::NAME) {
-                    tokio::time::sleep(each * u32::try_from(count).unwrap_or(u32::MAX)).await;
+                // Read for each delivery: the fault may begin, change or end while a batch waits.
+                for _ in 0..count {
+                    let Some(delay) = self.kernel.faults.delay(R::NAME) else { break };
+                    tokio::time::sleep(delay).await;
                 }
                 self.repeat(&deliveries).await;
                 let hand = self.read(deliveries, taken_at);

@@ -103,17 +103,30 @@ impl<'a> Tours<'a> {
                 () = tour(self, &api) => {}
                 () = eventually("a death", || async { server.has_ended().then_some(()) }) => {}
             }
-            let settled = eventually("everything finished, or a death", || async {
-                if server.has_ended() {
-                    return Some(false);
-                }
-                (super::under_way(self.db).await == 0).then_some(true)
-            });
-            if settled.await && server.terminate().await {
+            if self.is_settled(&server, &api).await && server.terminate().await {
                 return;
             }
         }
         panic!("the server dies on and on: {:#?}", self.died_at());
+    }
+
+    /// Waits until all work is finished, or the server has died.
+    async fn is_settled(&self, server: &Server, api: &Api) -> bool {
+        let began = Instant::now();
+        while began.elapsed() < DEADLINE {
+            if server.has_ended() {
+                return false;
+            }
+            if super::under_way(self.db).await == 0 {
+                return true;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        let mut left = String::new();
+        for path in ["queues", "outbox?status=pending", "inbox?state=retrying", "inbox?state=waiting", "health"] {
+            left += &format!("{path}: {:#}\n", api.read(&format!("/v1/{path}")).await);
+        }
+        panic!("not finished within {DEADLINE:?}: {left}");
     }
 
     /// Everything that writes, at the same time: the sooner a new point is reached, the shorter the tour.

@@ -6,7 +6,7 @@ use clap::Parser;
 use stockade::app::{Builder, Running};
 use stockade::config::Settings;
 
-use super::{Api, TestDb};
+use super::{Api, CONNECTIONS_MAX, TestDb};
 
 pub struct App {
     api: Api,
@@ -21,7 +21,8 @@ struct Cli {
 }
 
 pub fn settings(db: &TestDb, more: &[&str]) -> Settings {
-    let mut args = vec!["--listen", "127.0.0.1:0", "--database-url", &db.url, "--db-max-connections", "8"];
+    let connections = CONNECTIONS_MAX.to_string();
+    let mut args = vec!["--listen", "127.0.0.1:0", "--database-url", &db.url, "--db-max-connections", &connections];
     let wire = db.wire.flags();
     args.extend(wire.iter().map(String::as_str));
     args.extend(more);

@@ -1,15 +1,19 @@
 //! A database of its own for each test, gone afterwards, and the transport to go with it.
 
-use sqlx::{Connection, Executor, PgConnection};
+use rusqlite::OpenFlags;
+use rusqlite::types::FromSql;
+use sqlx::postgres::PgPoolOptions;
+use sqlx::{Connection, Executor, PgConnection, PgPool};
 use stockade::clock::{Clock, mint_id};
-use stockade::db::{Db, Options, Tx};
+use stockade::db::{Db, Options};
 use tempfile::TempDir;
 use tokio::sync::OnceCell;
 
 use super::{postgres, rabbit};
 
-/// How many connections each opens at most: tests share one Postgres.
-pub const CONNECTIONS_MAX: u32 = 8;
+/// How many connections a server of a test opens at most: on Postgres each is a process, which takes more CPU to start
+/// and to stop than the queries of most tests.
+pub const CONNECTIONS_MAX: u32 = 6;
 
 const SQLITE_FILE: &str = "test.db";
 
@@ -70,7 +74,10 @@ async fn copy_of(template: &str) -> String {
     let name = format!("t{}", mint_id().simple());
     let admin = tokio::task::spawn_blocking(|| postgres::url("postgres")).await.unwrap();
     let mut admin = PgConnection::connect(&admin).await.unwrap();
-    admin.execute(sqlx::AssertSqlSafe(format!("CREATE DATABASE {name} TEMPLATE {template}"))).await.unwrap();
+    admin
+        .execute(sqlx::AssertSqlSafe(format!("CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY")))
+        .await
+        .unwrap();
     admin.close().await.unwrap();
     name
 }
@@ -82,7 +89,7 @@ pub struct TestDb {
     /// The database on the shared Postgres that is dropped with this.
     postgres_name: Option<String>,
     /// Kept for queries beside the server: on Postgres each new connection is a process and a login.
-    beside: OnceCell<Db>,
+    beside: OnceCell<PgPool>,
 }
 
 impl TestDb {
@@ -154,49 +161,42 @@ impl TestDb {
         Db::open_read_only(&self.options(), Clock::System).await.unwrap()
     }
 
-    /// Reads in a transaction beside the server's own.
-    async fn read_beside<T>(&self, read: impl AsyncFnOnce(&mut Tx) -> sqlx::Result<T>) -> T {
-        if self.url.starts_with("sqlite:") {
-            // Opened for each look: a connection that stays open would keep the server from truncating its WAL.
-            let db = self.look().await;
-            let found = read(&mut db.read().await.unwrap()).await.unwrap();
-            db.close().await;
-            found
-        } else {
-            let one = Options { connections_max: 1, ..self.options() };
-            let open = async || Db::open_read_only(&one, Clock::System).await.unwrap();
-            let db = self.beside.get_or_init(open).await;
-            read(&mut db.read().await.unwrap()).await.unwrap()
+    /// The one row of a query beside the server. On SQLite the connection is opened for each look: one that stays open
+    /// would keep the server from truncating its WAL.
+    async fn value<T>(&self, sql: &'static str, texts: &[&str]) -> T
+    where
+        T: FromSql + for<'r> sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres> + Send + Unpin,
+    {
+        if let Some(file) = self.url.strip_prefix("sqlite:") {
+            let connection = rusqlite::Connection::open_with_flags(file, OpenFlags::SQLITE_OPEN_READ_ONLY).unwrap();
+            connection.busy_timeout(super::DEADLINE).unwrap();
+            return connection.query_row(sql, rusqlite::params_from_iter(texts), |row| row.get(0)).unwrap();
         }
+        let open = async || PgPoolOptions::new().max_connections(1).connect(&self.url).await.unwrap();
+        let pool = self.beside.get_or_init(open).await;
+        let query = texts.iter().fold(sqlx::query_scalar(sql), |query, text| query.bind(*text));
+        query.fetch_one(pool).await.unwrap()
     }
 
     /// The one number that a query beside the server finds.
     pub async fn count(&self, sql: &'static str) -> i64 {
-        self.read_beside(async |tx| stockade::on!(tx, c => sqlx::query_scalar(sql).fetch_one(c).await)).await
+        self.value(sql, &[]).await
     }
 
     /// The same, with one text bound.
     pub async fn count_of(&self, sql: &'static str, text: &str) -> i64 {
-        self.read_beside(async |tx| stockade::on!(tx, c => sqlx::query_scalar(sql).bind(text).fetch_one(c).await)).await
+        self.value(sql, &[text]).await
     }
 
     /// The bytes of the event of type `key` about `aggregate_id`, as they were published.
     pub async fn event_body(&self, aggregate_id: &str, key: &str) -> String {
         let (aggregate_type, event_type) = key.split_once('.').unwrap();
         let body: Vec<u8> = self
-            .read_beside(async |tx| {
-                stockade::on!(tx, c => {
-                    sqlx::query_scalar(
-                        "SELECT body FROM messaging_outbox
-                         WHERE aggregate_type = $1 AND aggregate_id = $2 AND event_type = $3 AND kind = 'event'",
-                    )
-                    .bind(aggregate_type)
-                    .bind(aggregate_id)
-                    .bind(event_type)
-                    .fetch_one(c)
-                    .await
-                })
-            })
+            .value(
+                "SELECT body FROM messaging_outbox
+                 WHERE aggregate_type = $1 AND aggregate_id = $2 AND event_type = $3 AND kind = 'event'",
+                &[aggregate_type, aggregate_id, event_type],
+            )
             .await;
         String::from_utf8(body).unwrap()
     }

@@ -31,7 +31,7 @@ pub const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Polls until `look` finds something; panics with `what` at the deadline.
 pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, look: impl FnMut() -> F) -> T {
-    eventually_within(DEADLINE, Duration::from_millis(25), what, look).await
+    eventually_within(DEADLINE, Duration::from_millis(50), what, look).await
 }
 
 /// The same with another deadline and poll interval.

@@ -139,20 +139,27 @@ impl OwnPostgres {
 
     /// Lets it hang: connections stay open and nothing answers.
     pub fn freeze(&self) {
-        self.signal("STOP");
+        let pid = self.pid().unwrap();
+        kill("STOP", &pid);
+        // Its children are only all known once it starts no more of them.
+        let is_stopped = || {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+            stat.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with('T'))
+        };
+        while !is_stopped() {
+            std::thread::yield_now();
+        }
+        kill("STOP", &children_of(&pid));
     }
 
     pub fn thaw(&self) {
-        self.signal("CONT");
+        let pid = self.pid().unwrap();
+        kill("CONT", &format!("{pid} {}", children_of(&pid)));
     }
 
-    /// Signals the server and every process of its own.
-    fn signal(&self, signal: &str) {
-        let lines = std::fs::read_to_string(self.folder.path().join("data/postmaster.pid")).unwrap_or_default();
-        let Some(pid) = lines.lines().next() else { return };
-        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-        // The server first: it is not to start more of them meanwhile.
-        let _ = Command::new("sh").args(["-c", &format!("kill -s {signal} {pid} {children} 2>/dev/null")]).status();
+    fn pid(&self) -> Option<String> {
+        let lines = std::fs::read_to_string(self.folder.path().join("data/postmaster.pid")).ok()?;
+        lines.lines().next().map(str::to_owned)
     }
 
     fn run(&self, program: &str, args: &[&str]) {
@@ -172,9 +179,21 @@ impl OwnPostgres {
 
 impl Drop for OwnPostgres {
     fn drop(&mut self) {
-        self.signal("QUIT");
-        self.signal("CONT");
+        if let Some(pid) = self.pid() {
+            let all = format!("{pid} {}", children_of(&pid));
+            kill("QUIT", &all);
+            kill("CONT", &all);
+        }
     }
+}
+
+fn children_of(pid: &str) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default()
+}
+
+/// Signals processes, of which some may have ended.
+fn kill(signal: &str, pids: &str) {
+    let _ = Command::new("sh").args(["-c", &format!("kill -s {signal} {pids} 2>/dev/null")]).status();
 }
 
 fn is_root() -> bool {

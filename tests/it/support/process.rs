@@ -6,7 +6,7 @@ use std::ops::Deref;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 
-use super::{Api, TestDb, eventually};
+use super::{Api, CONNECTIONS_MAX, TestDb, eventually};
 
 pub struct Server {
     api: Api,
@@ -59,6 +59,7 @@ impl Server {
         // Below a flag, above the environment of whoever runs the tests.
         command.env("STOCKADE_LOG", "warn");
         command.args(["serve", "--demo", "--database-url", &db.url]);
+        command.env("STOCKADE_DB_MAX_CONNECTIONS", CONNECTIONS_MAX.to_string());
         if !flags.contains(&"--listen") {
             command.args(["--listen", "127.0.0.1:0"]);
         }

@@ -19,7 +19,7 @@ use stockade::lifecycle::asked_to_stop;
 use stockade::messaging::{Message, Outcome, Reaction};
 use stockade::{on, telemetry};
 
-use super::{TestDb, settings_from};
+use super::{CONNECTIONS_MAX, TestDb, settings_from};
 
 /// The server's command line, as a JSON array.
 const SETTINGS: &str = "STOCKADE_TEST_WITNESS_SERVER";
@@ -83,6 +83,9 @@ pub fn command(db: &TestDb, flags: &[&str]) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "support::witness::server", "--nocapture"]);
     command.env(SETTINGS, serde_json::to_string(&args).unwrap()).env("STOCKADE_LOG", "warn");
+    command.env("STOCKADE_DB_MAX_CONNECTIONS", CONNECTIONS_MAX.to_string());
+    // It panics on purpose, and a debug build takes most of a second to print where.
+    command.env("RUST_BACKTRACE", "0");
     command
 }
 
