@@ -23,7 +23,7 @@ use crate::support::{Api, Server, TestDb, eventually, order, settings, witness};
 
 /// Takes over from the dead in a second rather than a minute.
 const QUICK: [&str; 10] =
-    ["--lease", "1s", "--poll", "50ms", "--outbox-poll", "50ms", "--retry-base", "50ms", "--retry-cap", "200ms"];
+    ["--lease", "1s", "--poll", "200ms", "--outbox-poll", "200ms", "--retry-base", "50ms", "--retry-cap", "200ms"];
 
 const STOCK: i64 = 1000;
 
