@@ -5,6 +5,7 @@
 //! (freeze) and `cont`. However the tests end, the pipe closes, and the shell kills the node and removes the folder.
 
 use std::io::{BufRead, BufReader, Write};
+use std::ops::Deref;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -64,11 +65,38 @@ pub fn url() -> String {
     SHARED.get_or_init(Rabbit::start).url()
 }
 
-/// The node for tests that take it away from under its clients, one test at a time.
-pub async fn faulty() -> tokio::sync::MutexGuard<'static, Rabbit> {
-    static FAULTY: OnceLock<tokio::sync::Mutex<Rabbit>> = OnceLock::new();
-    let started = || FAULTY.get_or_init(|| tokio::sync::Mutex::new(Rabbit::start()));
-    tokio::task::spawn_blocking(started).await.unwrap().lock().await
+/// A node for a test that takes it away from under its clients, and for no other test meanwhile.
+pub async fn faulty() -> Faulty {
+    let idle = IDLE.lock().unwrap().pop();
+    let node = match idle {
+        Some(node) => node,
+        None => tokio::task::spawn_blocking(Rabbit::start).await.unwrap(),
+    };
+    Faulty { node: Some(node) }
+}
+
+/// Breakable nodes that no test uses at the moment.
+static IDLE: Mutex<Vec<Rabbit>> = Mutex::new(Vec::new());
+
+pub struct Faulty {
+    node: Option<Rabbit>,
+}
+
+impl Deref for Faulty {
+    type Target = Rabbit;
+
+    fn deref(&self) -> &Rabbit {
+        self.node.as_ref().expect("it is there until it is dropped")
+    }
+}
+
+impl Drop for Faulty {
+    /// Leaves the node to the next test, unless this one has failed: the node may be down or frozen.
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            IDLE.lock().unwrap().extend(self.node.take());
+        }
+    }
 }
 
 /// A test that has ended, and its queues.

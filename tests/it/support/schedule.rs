@@ -1,7 +1,7 @@
 //! Decides when a test may run, and records how long it took.
 //!
 //! Most tests wait for something, so libtest starts all of them, each on a thread of its own, and the tests queue here.
-//! A queued test holds no slot: while one waits for the only breakable broker, another runs.
+//! A queued test holds no slot: while one waits for a breakable broker, another runs.
 //!
 //! Async tests get here through `#[tokio::test(crate = "crate::support::schedule")]`, whose expansion uses
 //! [`runtime::Builder`] and [`pin`] below; tests without a runtime that start processes call [`enter`].
@@ -26,7 +26,7 @@ const LIMITS: &[(&[&str], usize)] = &[
     (&["dashboard::"], 2),
     // They measure throughput, or run several servers at full speed.
     (&["bench::", "demos::", "chaos::", "arrival::"], 2),
-    // They share the one broker that may be broken, `rabbit::faulty`.
+    // Each has a broker of its own to break, `rabbit::faulty`, which takes both cores while it starts again.
     (
         &[
             "crashes::brokers::",
@@ -35,7 +35,7 @@ const LIMITS: &[(&[&str], usize)] = &[
             "http::timeline::a_broker_that_is_away_or_blocked",
             "rabbit::a_message_that_the_broker_will_not_have",
         ],
-        1,
+        2,
     ),
 ];
 
