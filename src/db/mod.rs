@@ -21,7 +21,6 @@ mod trouble;
 mod wakes;
 
 use std::collections::BTreeSet;
-use std::fs::File;
 use std::ops::{Deref, DerefMut};
 use std::panic::Location;
 use std::sync::Arc;
@@ -76,7 +75,7 @@ enum Engine {
         writer: Option<Writer>,
         readers: Readers,
         /// Held for as long as the database is open; `None` when opened for reading only.
-        _lock: Option<File>,
+        _lock: Option<open::ServerLock>,
     },
 }
 

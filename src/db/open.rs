@@ -167,8 +167,18 @@ fn without_links(path: &Path) -> std::io::Result<PathBuf> {
     }
 }
 
+/// The lock file beside a database that this process serves.
+pub(super) struct ServerLock(File);
+
+impl Drop for ServerLock {
+    /// Closing the file would not do: a child process that is just being started has a copy of it until it executes.
+    fn drop(&mut self) {
+        let _ = self.0.unlock();
+    }
+}
+
 /// Keeps a second server off the file: two writers would each believe in their own wake-ups and leases.
-fn lock_beside(path: &Path) -> anyhow::Result<File> {
+fn lock_beside(path: &Path) -> anyhow::Result<ServerLock> {
     let mut name = path.as_os_str().to_owned();
     name.push(".lock");
     let file = File::options()
@@ -178,7 +188,7 @@ fn lock_beside(path: &Path) -> anyhow::Result<File> {
         .open(&name)
         .with_context(|| format!("cannot create {}", Path::new(&name).display()))?;
     match file.try_lock() {
-        Ok(()) => Ok(file),
+        Ok(()) => Ok(ServerLock(file)),
         Err(std::fs::TryLockError::WouldBlock) => bail!(
             "another stockade process serves {}; stop it, or give this one another STOCKADE_DATABASE_URL",
             path.display()
@@ -227,6 +237,16 @@ mod tests {
         }
         drop(held);
         assert!(lock_beside(&without_links(&link).unwrap()).is_ok());
+    }
+
+    #[test]
+    fn a_lock_is_released_though_a_child_process_has_a_copy() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("test.db");
+        let held = lock_beside(&path).unwrap();
+        let _copy = held.0.try_clone().unwrap();
+        drop(held);
+        assert!(lock_beside(&path).is_ok());
     }
 
     #[test]
