@@ -19,7 +19,8 @@ use tokio::time::Instant;
 use super::{QUICK, assert_audited, breaches};
 use crate::rabbit::Stranger;
 use crate::support::{
-    Api, DEADLINE, Reply, Server, TestDb, Webhooks, each_database, each_database_on_rabbit, eventually, witness,
+    Api, DEADLINE, Reply, Server, TestDb, Webhooks, each_database, each_database_on_rabbit, eventually,
+    eventually_within, witness,
 };
 
 /// How long a step of a tour waits for what it needs; the server may be dead, and the next tour has another try.
@@ -101,7 +102,7 @@ impl<'a> Tours<'a> {
             self.tour += 1;
             tokio::select! {
                 () = tour(self, &api) => {}
-                () = eventually("a death", || async { server.has_ended().then_some(()) }) => {}
+                () = death_of(&server) => {}
             }
             if self.is_settled(&server, &api).await && server.terminate().await {
                 return;
@@ -221,6 +222,13 @@ impl<'a> Tours<'a> {
             tokio::time::sleep(PATIENCE / 10).await;
         }
         assert_audited(self.db).await;
+    }
+}
+
+/// The tour beside it has a deadline for each of its steps.
+async fn death_of(server: &Server) {
+    while !server.has_ended() {
+        tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
@@ -401,11 +409,11 @@ async fn every_point_of_a_server_can_be_its_last(db: TestDb) {
     let mut old: Vec<&str> = at_once.iter().flat_map(|flag| [*flag, "1s"]).collect();
     old.extend(["--outbox-max-attempts", "1", "--inbox-retention", "15s", "--retention-every", "100ms"]);
     tours
-        .until_survived(&old, async |tours, api| {
+        .until_survived(&old, async |tours, _| {
             let rows = "SELECT COUNT(*) FROM messaging_inbox WHERE state = 'processed'";
-            let gone =
-                async || (api.get("/livez").send().await.is_err() || tours.db.count(rows).await == 0).then_some(());
-            eventually("old rows removed", gone).await;
+            let gone = async || (tours.db.count(rows).await == 0).then_some(());
+            // Rows become old after 15 seconds.
+            eventually_within(DEADLINE * 3, Duration::from_millis(100), "old rows removed", gone).await;
         })
         .await;
     assert_audited(&db).await;

@@ -15,17 +15,17 @@ use std::time::Instant;
 pub use tokio::pin;
 
 /// Tests that run at the same time.
-const SLOTS: usize = 7;
+const SLOTS: usize = 6;
 
 /// Tests whose path begins with one of these share a limit of their own. They are the long ones, so they need no slot:
 /// within their limit they start before all others.
 const LIMITS: &[(&[&str], usize)] = &[
     // Each kills a server a hundred times.
-    (&["crashes::everywhere::"], 2),
+    (&["crashes::everywhere::"], 1),
     // Each has a Chromium, which uses both cores while it loads a page.
-    (&["dashboard::"], 2),
+    (&["dashboard::"], 1),
     // They measure throughput, or run several servers at full speed.
-    (&["bench::", "demos::", "chaos::", "arrival::"], 2),
+    (&["bench::", "demos::", "chaos::", "arrival::"], 1),
     // Each has a broker of its own to break, `rabbit::faulty`, which takes both cores while it starts again.
     (
         &[
