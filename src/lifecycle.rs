@@ -183,7 +183,7 @@ mod tests {
     async fn a_task_that_panics_ends_the_process_with_a_failure() {
         let lifecycle = Lifecycle::new().unwrap();
         lifecycle.spawn(Stage::Work, "doomed", |_| async { panic!("on purpose") });
-        tokio::time::timeout(Duration::from_secs(5), lifecycle.ending()).await.unwrap();
-        assert!(!lifecycle.shut_down(Duration::from_secs(5)).await);
+        tokio::time::timeout(Duration::from_secs(30), lifecycle.ending()).await.unwrap();
+        assert!(!lifecycle.shut_down(Duration::from_secs(30)).await);
     }
 }
