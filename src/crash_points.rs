@@ -1,7 +1,7 @@
 //! One hook before and after every commit, publish and acknowledgement, for tests that let the process die there.
 //!
 //! Every path to these steps leads through a handful of functions, so a new call site is a crash point without being
-//! named: a commit is told apart by the line that asks for it. Without a hook a point costs one atomic load.
+//! named: a commit is identified by the line that calls it. Without a hook a point costs one atomic load.
 
 use std::fmt;
 use std::panic::Location;
@@ -28,7 +28,7 @@ pub enum Phase {
 pub struct Point {
     pub phase: Phase,
     pub step: Step,
-    /// The line that asked for the step.
+    /// The line that called the step.
     pub site: &'static Location<'static>,
 }
 

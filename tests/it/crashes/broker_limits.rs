@@ -1,4 +1,4 @@
-//! Limits that RabbitMQ enforces by itself: the consumer timeout, the delivery limit and a message TTL.
+//! Limits that RabbitMQ enforces: the consumer timeout, the delivery limit and a message TTL.
 
 use serde_json::json;
 
@@ -55,7 +55,7 @@ async fn a_message_held_past_the_consumer_timeout_comes_again_and_has_one_effect
     assert!(shop.server.terminate().await);
 }
 
-/// Checks dead letters that the broker made by itself, for `reason`. Redrives them until every order is processed.
+/// Checks dead letters that the broker made, for `reason`. Redrives them until every order is processed.
 async fn recover(shop: &Shop<'_>, reason: &str) {
     shop.server.tell("/v1/consumers/inventory/resume", &json!({})).await;
     eventually("every dead letter redriven", || async {
