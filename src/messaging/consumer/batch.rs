@@ -241,18 +241,21 @@ impl<R: Reaction> Consumer<R> {
         };
         let mut run = plan.run;
         run.extend(plan.stale.into_iter().map(|(index, met)| (index, Some(met))));
-        let Some((_, met)) = run.first() else {
-            // Another instance has dealt with it since.
-            tx.commit().await?;
-            return Ok(plan.settled.first().copied().unwrap_or((item.tag, Settle::Ack)));
+        let settled = match run.first() {
+            // Another instance has handled it since. The plan may have written something all the same: a later delivery of
+            // an event whose call is under way there, or the verdict on one that has just become too old.
+            None => plan.settled.first().copied().unwrap_or((item.tag, Settle::Ack)),
+            Some((_, met)) => {
+                let attempts = met.as_ref().map_or(0, |met| met.attempts) + 1;
+                let outcome = match self.kernel.tuning.retry.delay(attempts.unsigned_abs()) {
+                    None => Outcome::Reject { reason: last_word, error },
+                    Some(_) => Outcome::retry_for(reason, error),
+                };
+                self.keep_books(&mut tx, std::slice::from_ref(item), &run, &[outcome]).await?.0[0]
+            }
         };
-        let attempts = met.as_ref().map_or(0, |met| met.attempts) + 1;
-        let exhausted = self.kernel.tuning.retry.delay(attempts.unsigned_abs()).is_none();
-        let outcome =
-            if exhausted { Outcome::Reject { reason: last_word, error } } else { Outcome::retry_for(reason, error) };
-        let (settled, _) = self.keep_books(&mut tx, std::slice::from_ref(item), &run, &[outcome]).await?;
         tx.commit().await?;
-        Ok(settled[0])
+        Ok(settled)
     }
 
     /// Runs a message that has been left unfinished before, recording the run before it starts.

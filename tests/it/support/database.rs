@@ -172,10 +172,24 @@ impl TestDb {
             connection.busy_timeout(super::DEADLINE).unwrap();
             return connection.query_row(sql, rusqlite::params_from_iter(texts), |row| row.get(0)).unwrap();
         }
-        let open = async || PgPoolOptions::new().max_connections(1).connect(&self.url).await.unwrap();
-        let pool = self.beside.get_or_init(open).await;
         let query = texts.iter().fold(sqlx::query_scalar(sql), |query, text| query.bind(*text));
-        query.fetch_one(pool).await.unwrap()
+        query.fetch_one(self.beside().await).await.unwrap()
+    }
+
+    /// Executes a statement beside the server; how many rows it changed.
+    pub async fn execute(&self, sql: &'static str, texts: &[&str]) -> u64 {
+        if let Some(file) = self.url.strip_prefix("sqlite:") {
+            let connection = rusqlite::Connection::open_with_flags(file, OpenFlags::SQLITE_OPEN_READ_WRITE).unwrap();
+            connection.busy_timeout(super::DEADLINE).unwrap();
+            return connection.execute(sql, rusqlite::params_from_iter(texts)).unwrap().try_into().unwrap();
+        }
+        let query = texts.iter().fold(sqlx::query(sql), |query, text| query.bind(*text));
+        query.execute(self.beside().await).await.unwrap().rows_affected()
+    }
+
+    async fn beside(&self) -> &PgPool {
+        let open = async || PgPoolOptions::new().max_connections(1).connect(&self.url).await.unwrap();
+        self.beside.get_or_init(open).await
     }
 
     /// The one number that a query beside the server finds.

@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::Mutex;
+use std::sync::{LazyLock, Mutex};
 
 use serde_json::value::RawValue;
 use stockade::app::Builder;
@@ -18,6 +18,7 @@ use stockade::db::Tx;
 use stockade::lifecycle::asked_to_stop;
 use stockade::messaging::{Message, Outcome, Reaction};
 use stockade::{on, telemetry};
+use uuid::Uuid;
 
 use super::{CONNECTIONS_MAX, TestDb, settings_from};
 
@@ -27,8 +28,29 @@ const SETTINGS: &str = "STOCKADE_TEST_WITNESS_SERVER";
 /// Names a file of crash points. The server dies at the first point that is not in it, having added it.
 pub const DEATHS: &str = "STOCKADE_TEST_DEATHS";
 
-/// The customer whose events have the witness panic.
+/// Customers whose events the witness fails to handle, each in its own way. An event that became a dead letter because of
+/// one of the others is handled when it is redriven.
+///
+/// Each run panics.
 pub const PANICS: &str = "a customer to panic over";
+
+/// Each run aborts the process. In a run that is recorded as one of a possible killer, the database is unavailable first,
+/// once in each process.
+pub const KILLS: &str = "a customer to die of";
+
+/// Events that the witness defers. When the wait is over the run panics; the retry succeeds.
+pub const DEFERRED_PANICS: &str = "a customer to defer and panic over";
+
+/// The same, but each run aborts the process.
+pub const DEFERRED_KILLS: &str = "a customer to defer and die of";
+
+/// The same, but the database is unavailable in the first run of each process; the next run succeeds.
+pub const DEFERRED_UNAVAILABLE: &str = "a customer to defer while the database is unavailable";
+
+const FAULTS: &[&str] = &[PANICS, KILLS, DEFERRED_PANICS, DEFERRED_KILLS, DEFERRED_UNAVAILABLE];
+
+/// What deferred events wait for. Nothing publishes it about their aggregates.
+const AWAITED: &str = "order.fulfilled";
 
 pub const KEYS: &[&str] = &[
     "order.placed",
@@ -48,21 +70,32 @@ pub const WRONG_EFFECTS: &str = "SELECT (SELECT COUNT(*) FROM
      + ABS((SELECT COUNT(*) FROM witness_effects)
          - (SELECT COUNT(*) FROM messaging_inbox WHERE consumer = 'witness' AND state = 'processed'))";
 
+/// Events that have failed in this process with an unavailable database.
+static FAILED_ONCE: LazyLock<Mutex<HashSet<Uuid>>> = LazyLock::new(Mutex::default);
+
 struct Witness;
 
 impl Reaction for Witness {
     const NAME: &'static str = "witness";
     const KEYS: &'static [&'static str] = KEYS;
-    /// Does it panic over the event?
-    type Fact = bool;
+    const AWAITED: &'static [&'static str] = &[AWAITED];
+    /// The customer, if it is one of [`FAULTS`].
+    type Fact = Option<&'static str>;
 
-    fn decode(_key: &str, payload: &RawValue) -> Result<bool, serde_json::Error> {
-        Ok(payload.get().contains(PANICS))
+    fn decode(_key: &str, payload: &RawValue) -> Result<Self::Fact, serde_json::Error> {
+        let is_customer = |fault: &&&str| payload.get().contains(&format!("\"{fault}\""));
+        Ok(FAULTS.iter().find(is_customer).copied())
     }
 
-    async fn react(&self, tx: &mut Tx, batch: &[&Message<bool>]) -> sqlx::Result<Vec<Outcome>> {
+    async fn react(&self, tx: &mut Tx, batch: &[&Message<Self::Fact>]) -> sqlx::Result<Vec<Outcome>> {
+        let mut outcomes = Vec::with_capacity(batch.len());
         for message in batch {
-            assert!(!message.fact, "the witness panics, as it was told to");
+            if let Some(customer) = message.fact
+                && let Some(outcome) = fail(tx, customer, message.event.event_id).await?
+            {
+                outcomes.push(outcome);
+                continue;
+            }
             on!(tx, c => {
                 sqlx::query("INSERT INTO witness_effects (event_id) VALUES ($1)")
                     .bind(message.event.event_id.to_string())
@@ -70,8 +103,37 @@ impl Reaction for Witness {
                     .await
                     .map(drop)
             })?;
+            outcomes.push(Outcome::Done);
         }
-        Ok(vec![Outcome::Done; batch.len()])
+        Ok(outcomes)
+    }
+}
+
+/// Fails as the customer demands, unless the event is to be handled by now.
+async fn fail(tx: &mut Tx, customer: &str, event_id: Uuid) -> sqlx::Result<Option<Outcome>> {
+    let (state, was_letter): (String, bool) = on!(tx, c => {
+        sqlx::query_as(
+            "SELECT i.state, EXISTS (SELECT 1 FROM messaging_dead_letters d
+                 WHERE d.consumer = i.consumer AND d.event_id = i.event_id)
+             FROM messaging_inbox i WHERE i.consumer = 'witness' AND i.event_id = $1",
+        )
+        .bind(event_id)
+        .fetch_one(c)
+        .await
+    })?;
+    let is_first_failure = || FAILED_ONCE.lock().unwrap().insert(event_id);
+    match (customer, state.as_str()) {
+        (PANICS, _) => panic!("the witness panics, as it was told to"),
+        _ if was_letter => Ok(None),
+        // Recorded before its run, as opposed to a run in a batch.
+        (KILLS, "processing") if is_first_failure() => Err(sqlx::Error::PoolTimedOut),
+        (KILLS, _) => std::process::abort(),
+        // A new row says so already.
+        (_, "processed") => Ok(Some(Outcome::Wait { key: AWAITED })),
+        (DEFERRED_PANICS, "waiting") => panic!("the witness panics over a deferred event, as it was told to"),
+        (DEFERRED_KILLS, "waiting") => std::process::abort(),
+        (DEFERRED_UNAVAILABLE, "waiting") if is_first_failure() => Err(sqlx::Error::PoolTimedOut),
+        _ => Ok(None),
     }
 }
 
