@@ -10,6 +10,7 @@ mod cli;
 mod commands;
 mod compose;
 mod consumers;
+mod contract;
 mod crashes;
 mod dashboard;
 mod dead_letters;

@@ -20,6 +20,8 @@ const SLOTS: usize = 6;
 /// Tests whose path begins with one of these share a limit of their own. They are the long ones, so they need no slot:
 /// within their limit they start before all others.
 const LIMITS: &[(&[&str], usize)] = &[
+    // The longest test of all, almost all of it in one thread of Python.
+    (&["contract::"], 1),
     // Each kills a server a hundred times.
     (&["crashes::everywhere::"], 1),
     // Each has a Chromium, which uses both cores while it loads a page.
