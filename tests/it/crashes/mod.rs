@@ -25,6 +25,8 @@ use crate::support::{Api, Server, TestDb, eventually, order, settings, witness};
 const QUICK: [&str; 10] =
     ["--lease", "1s", "--poll", "200ms", "--outbox-poll", "200ms", "--retry-base", "50ms", "--retry-cap", "200ms"];
 
+const PATIENT: [&str; 4] = ["--lease", "60s", "--amqp-confirm-timeout", "60s"];
+
 const STOCK: i64 = 1000;
 
 /// Requests at a time: fewer than a server refuses.
@@ -47,7 +49,16 @@ impl<'a> Shop<'a> {
 
     /// The server reaches its database and its broker by the URLs of `link`; the checks use those of `db`.
     async fn open_through(db: &'a TestDb, link: &TestDb, more: &[&'a str]) -> Self {
-        let flags = [QUICK.as_slice(), more].concat();
+        Self::open_with(db, link, [QUICK.as_slice(), more].concat()).await
+    }
+
+    /// A server on which nothing expires on a busy machine: neither a lease nor the wait for a confirm, either of which
+    /// leads to a redelivery.
+    async fn open_patient(db: &'a TestDb, more: &[&'a str]) -> Self {
+        Self::open_with(db, db, [PATIENT.as_slice(), more].concat()).await
+    }
+
+    async fn open_with(db: &'a TestDb, link: &TestDb, flags: Vec<&'a str>) -> Self {
         let server = start(link, &flags);
         server.until_connected().await;
         server.put_stock("A", STOCK).await;

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::Instant;
 
-use super::{QUICK, Shop, assert_sound, place, under_way};
+use super::{PATIENT, QUICK, Shop, assert_sound, place, under_way};
 use crate::support::{Engine, Server, TestDb, each_database, each_database_on_rabbit, eventually, order};
 
 const BURST: i64 = 300;
@@ -85,7 +85,7 @@ async fn one_kill_after_another_loses_and_doubles_nothing(db: TestDb) {
 }
 
 async fn a_stop_finishes_what_is_in_hand(db: TestDb) {
-    let mut shop = Shop::open(&db, &["--batch", "8"]).await;
+    let mut shop = Shop::open_patient(&db, &["--batch", "8"]).await;
     shop.place(100).await;
     shop.server.signal("TERM");
     let status = shop.server.ended().await;
@@ -170,7 +170,7 @@ async fn two_servers_on_one_postgres_and_one_rabbit_share_the_work_and_double_no
 
 async fn share_the_work(db: TestDb) {
     let folder = tempfile::tempdir().unwrap();
-    let flags = ["--batch", "4", "--log", "info", "--log-format", "json"];
+    let flags = [PATIENT.as_slice(), &["--batch", "4", "--log", "info", "--log-format", "json"]].concat();
     let logs = [folder.path().join("first.log"), folder.path().join("second.log")];
     let servers = logs.each_ref().map(|log| Server::start_logging(&db, &flags, log));
     for server in &servers {

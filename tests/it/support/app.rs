@@ -23,7 +23,7 @@ struct Cli {
 pub fn settings(db: &TestDb, more: &[&str]) -> Settings {
     let connections = CONNECTIONS_MAX.to_string();
     let mut args = vec!["--listen", "127.0.0.1:0", "--database-url", &db.url, "--db-max-connections", &connections];
-    let wire = db.wire.flags();
+    let wire = db.wire.flags(more);
     args.extend(wire.iter().map(String::as_str));
     args.extend(more);
     settings_from(args)

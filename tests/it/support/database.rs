@@ -34,22 +34,23 @@ pub enum Wire {
     Rabbit { url: String, prefix: String },
 }
 
+const CONFIRM_TIMEOUT: &str = "--amqp-confirm-timeout";
+
 impl Wire {
     /// Names of its own on a broker that others use too.
     pub fn on(url: String) -> Self {
         Self::Rabbit { url, prefix: format!("t{}", mint_id().simple()) }
     }
 
-    /// The flags that have a server use it.
-    pub fn flags(&self) -> Vec<String> {
-        match self {
-            Self::Table | Self::InProcess => Vec::new(),
+    /// The flags that have a server use it, beside those given.
+    pub fn flags(&self, given: &[&str]) -> Vec<String> {
+        let Self::Rabbit { url, prefix } = self else { return Vec::new() };
+        let mut flags = vec!["--broker-url", url, "--queue-prefix", prefix];
+        if !given.contains(&CONFIRM_TIMEOUT) {
             // A relay that died holds its claim for three times as long as it may wait for confirms.
-            Self::Rabbit { url, prefix } => {
-                let flags = ["--broker-url", url, "--queue-prefix", prefix, "--amqp-confirm-timeout", "2s"];
-                flags.map(str::to_owned).to_vec()
-            }
+            flags.extend([CONFIRM_TIMEOUT, "2s"]);
         }
+        flags.into_iter().map(str::to_owned).collect()
     }
 }
 

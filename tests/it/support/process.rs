@@ -63,7 +63,7 @@ impl Server {
         if !flags.contains(&"--listen") {
             command.args(["--listen", "127.0.0.1:0"]);
         }
-        command.args(db.wire.flags()).args(flags);
+        command.args(db.wire.flags(flags)).args(flags);
         command
     }
 

@@ -140,7 +140,7 @@ async fn fail(tx: &mut Tx, customer: &str, event_id: Uuid) -> sqlx::Result<Optio
 /// The command line of a server with a witness on `db`.
 pub fn command(db: &TestDb, flags: &[&str]) -> Command {
     let mut args: Vec<String> = ["--database-url", &db.url, "--listen", "127.0.0.1:0"].map(str::to_owned).to_vec();
-    args.extend(db.wire.flags());
+    args.extend(db.wire.flags(flags));
     args.extend(flags.iter().map(|flag| (*flag).to_owned()));
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "support::witness::server", "--nocapture"]);
