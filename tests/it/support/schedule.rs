@@ -15,7 +15,7 @@ use std::time::Instant;
 pub use tokio::pin;
 
 /// Tests that run at the same time.
-const SLOTS: usize = 6;
+const SLOTS: usize = 8;
 
 /// Tests whose path begins with one of these share a limit of their own. They are the long ones, so they need no slot:
 /// within their limit they start before all others.
