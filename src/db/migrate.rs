@@ -4,13 +4,15 @@
 //! SQLite file has one server, held by its lock file before this runs.
 
 use std::borrow::Cow;
+use std::panic::Location;
 use std::time::Duration;
 
-use sqlx::migrate::{MigrateError, Migration, MigrationType, Migrator};
+use sqlx::migrate::{Migrate, MigrateError, Migration, MigrationType, Migrator};
 use sqlx::sqlite::SqliteConnectOptions;
-use sqlx::{ConnectOptions, Connection, SqlSafeStr, SqlStr};
+use sqlx::{Acquire, ConnectOptions, Connection, SqlSafeStr, SqlStr};
 
 use super::Engine;
+use crate::crash_points::{self, Step};
 
 macro_rules! migrations {
     ($($version:literal $name:literal),+ $(,)?) => {
@@ -50,6 +52,9 @@ const MIGRATIONS: [(i64, &str, &str, &str); 24] = migrations![
     68 "0068_notifications_checks",
 ];
 
+/// Where sqlx keeps which ones have been applied.
+const TABLE: &str = "_sqlx_migrations";
+
 /// How long to wait for somebody who reads or writes the file with another program.
 const BUSY_FOR_MAX: Duration = Duration::from_secs(5);
 
@@ -64,17 +69,37 @@ pub(super) async fn run(engine: &Engine) -> Result<(), MigrateError> {
             // To index a large table, or to wait for an instance that does, takes longer than any other statement may.
             let patient = (*pool.connect_options()).clone().options([("statement_timeout", "0")]);
             let mut connection = patient.connect().await?;
-            migrator(|(_, _, postgres, _)| postgres).run(&mut connection).await?;
+            apply(migrator(|(_, _, postgres, _)| postgres), &mut connection).await?;
             Ok(connection.close().await?)
         }
         Engine::Sqlite { writer: Some(writer), .. } => {
             let connect = SqliteConnectOptions::new().filename(writer.path()).busy_timeout(BUSY_FOR_MAX);
             let mut connection = connect.disable_statement_logging().connect().await?;
-            migrator(|(_, _, _, sqlite)| sqlite).run(&mut connection).await?;
+            apply(migrator(|(_, _, _, sqlite)| sqlite), &mut connection).await?;
             Ok(connection.close().await?)
         }
         Engine::Sqlite { writer: None, .. } => Ok(()),
     }
+}
+
+/// Applies what is missing, each migration in a transaction of its own and a crash point.
+async fn apply<C>(mut migrator: Migrator, connection: &mut C) -> Result<(), MigrateError>
+where
+    C: Migrate,
+    for<'c> &'c mut C: Acquire<'c, Connection = &'c mut C>,
+{
+    connection.lock().await?;
+    migrator.set_locking(false);
+    connection.ensure_migrations_table(TABLE).await?;
+    let applied = connection.list_applied_migrations(TABLE).await?;
+    let is_missing = |migration: &&Migration| applied.iter().all(|known| known.version != migration.version);
+    for missing in migrator.iter().filter(is_missing) {
+        let step = migrator.run_to(missing.version, &mut *connection);
+        crash_points::around(Step::Commit, Location::caller(), step).await?;
+    }
+    // With nothing missing, this compares what has been applied with what is here.
+    migrator.run(&mut *connection).await?;
+    connection.unlock().await
 }
 
 fn migrator(side: fn((i64, &'static str, &'static str, &'static str)) -> &'static str) -> Migrator {

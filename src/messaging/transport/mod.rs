@@ -233,27 +233,33 @@ impl Transport {
     }
 
     /// Publishes what a relay has claimed. The table queue has no such road: its relay hands rows on inside the database.
-    pub async fn publish(&self, batch: &[Claimed]) -> Published {
-        let work = async {
+    #[track_caller]
+    pub fn publish(&self, batch: &[Claimed]) -> impl Future<Output = Published> + Send {
+        let work = async move {
             match self {
                 Self::Table(_) => vec![Verdict::Unknown; batch.len()].into(),
                 Self::Memory(memory) => memory.publish(batch).await.into(),
                 Self::Rabbit(rabbit) => rabbit.publish(batch).await,
             }
         };
-        around(Step::Publish, Location::caller(), work).await
+        around(Step::Publish, Location::caller(), work)
     }
 
     /// Puts bytes into a queue, past the outbox: what a foreign program could do.
-    pub async fn publish_raw(&self, message: &RawMessage, times: u32) -> Result<(), TransportError> {
-        let work = async {
+    #[track_caller]
+    pub fn publish_raw(
+        &self,
+        message: &RawMessage,
+        times: u32,
+    ) -> impl Future<Output = Result<(), TransportError>> + Send {
+        let work = async move {
             match self {
                 Self::Table(table) => table.publish_raw(message, times).await,
                 Self::Memory(memory) => memory.publish_raw(message, times),
                 Self::Rabbit(rabbit) => rabbit.publish_raw(message, times).await,
             }
         };
-        around(Step::Publish, Location::caller(), work).await
+        around(Step::Publish, Location::caller(), work)
     }
 
     pub async fn subscribe(&self, queue: &str) -> Result<Subscription, TransportError> {
@@ -307,20 +313,22 @@ impl Subscription {
         }
     }
 
-    pub async fn ack(&mut self, tags: &[Tag]) -> Result<(), TransportError> {
-        let work = async {
+    #[track_caller]
+    pub fn ack(&mut self, tags: &[Tag]) -> impl Future<Output = Result<(), TransportError>> + Send {
+        let work = async move {
             match self {
                 Self::Table(table) => table.ack(tags).await,
                 Self::Memory(memory) => memory.ack(tags).await,
                 Self::Rabbit(rabbit) => rabbit.ack(tags).await,
             }
         };
-        around(Step::Acknowledge, Location::caller(), work).await
+        around(Step::Acknowledge, Location::caller(), work)
     }
 
     /// Acknowledges at a time of the transport's choosing: soon, or on closing.
-    pub async fn ack_soon(&mut self, tags: &[Tag]) -> Result<(), TransportError> {
-        let work = async {
+    #[track_caller]
+    pub fn ack_soon(&mut self, tags: &[Tag]) -> impl Future<Output = Result<(), TransportError>> + Send {
+        let work = async move {
             match self {
                 Self::Table(table) => {
                     table.ack_soon(tags);
@@ -330,31 +338,33 @@ impl Subscription {
                 Self::Rabbit(rabbit) => rabbit.ack(tags).await,
             }
         };
-        around(Step::Acknowledge, Location::caller(), work).await
+        around(Step::Acknowledge, Location::caller(), work)
     }
 
     /// Sends messages to the dead-letter queue.
-    pub async fn reject(&mut self, tags: &[Tag]) -> Result<(), TransportError> {
-        let work = async {
+    #[track_caller]
+    pub fn reject(&mut self, tags: &[Tag]) -> impl Future<Output = Result<(), TransportError>> + Send {
+        let work = async move {
             match self {
                 Self::Table(table) => table.reject(tags).await,
                 Self::Memory(memory) => memory.reject(tags),
                 Self::Rabbit(rabbit) => rabbit.reject(tags).await,
             }
         };
-        around(Step::Reject, Location::caller(), work).await
+        around(Step::Reject, Location::caller(), work)
     }
 
     /// Puts messages back as if they had never been taken. RabbitMQ counts the delivery all the same.
-    pub async fn release(&mut self, tags: &[Tag]) -> Result<(), TransportError> {
-        let work = async {
+    #[track_caller]
+    pub fn release(&mut self, tags: &[Tag]) -> impl Future<Output = Result<(), TransportError>> + Send {
+        let work = async move {
             match self {
                 Self::Table(table) => table.release(tags).await,
                 Self::Memory(memory) => memory.release(tags),
                 Self::Rabbit(rabbit) => rabbit.release(tags).await,
             }
         };
-        around(Step::Release, Location::caller(), work).await
+        around(Step::Release, Location::caller(), work)
     }
 
     /// Keeps the hold on what was taken while it is worked on: never returns, to be raced against the work.

@@ -2,11 +2,11 @@
 
 use serde_json::json;
 
+use super::Shop;
 use super::brokers::shop_on;
-use super::{Shop, under_way};
 use crate::rabbit::Stranger;
 use crate::support::rabbit::{self, Rabbit};
-use crate::support::{Api, Engine, TestDb, Wire, eventually};
+use crate::support::{Api, Engine, TestDb, Wire, eventually, under_way};
 
 /// Closes channels whose consumer holds a message for more than a second, until it is dropped.
 struct ConsumerTimeout<'a>(&'a Rabbit);

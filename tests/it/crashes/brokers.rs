@@ -11,7 +11,9 @@ use tokio::time::Instant;
 use super::Shop;
 use crate::rabbit::{Stranger, foreign_order};
 use crate::support::rabbit::{self, Rabbit};
-use crate::support::{Api, DEADLINE, Engine, OwnPostgres, Server, TestDb, Wire, eventually, never};
+use crate::support::{
+    Api, DEADLINE, Engine, OwnPostgres, TestDb, Wire, eventually, never, until_finished_and_audited, witness,
+};
 
 /// RabbitMQ 3.10 forgets a quorum queue, confirmed messages and all, when it is killed within half a second of the
 /// queue's declaration.
@@ -157,19 +159,19 @@ async fn a_server_starts_and_stops_while_its_broker_is_away() {
     let broker = rabbit::faulty().await;
     let db = ground(Engine::Sqlite, &broker).await;
     broker.kill();
-    let server = Server::start(&db, &super::QUICK);
+    let server = witness::start(&db, &super::QUICK);
     server.put_stock("A", super::STOCK).await;
     assert_eq!(server.place("alice", &[("A", 1)]).await["status"], "placed");
     assert_degraded(&server, "down").await;
     assert!(server.terminate().await, "nothing to wait for");
-    let server = Server::start(&db, &super::QUICK);
+    let server = witness::start(&db, &super::QUICK);
     broker.start_again();
     server.until_connected().await;
-    eventually("its notice", || async {
-        (db.count("SELECT COUNT(*) FROM notifications_notices").await == 1).then_some(())
-    })
-    .await;
+    until_finished_and_audited(&db).await;
+    witness::check(&db).await;
+    assert_eq!(db.count("SELECT COUNT(*) FROM notifications_notices").await, 1);
     assert_no_attempt_was_counted(&db).await;
+    assert!(server.terminate().await);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
@@ -274,7 +276,7 @@ async fn a_database_that_goes_away_costs_no_message_on_a_broker() {
     let db = TestDb::at(postgres.url()).over(Wire::on(url));
     let shop = Shop::open(&db, &["--db-acquire-timeout", "1s"]).await;
     let stranger = Stranger::on(&db).await;
-    postgres.stop();
+    postgres.crash();
     for _ in 0..20 {
         let (_, event) = foreign_order("A", 1);
         stranger.publish("order.placed", event.to_string().as_bytes(), BasicProperties::default()).await;
@@ -283,7 +285,8 @@ async fn a_database_that_goes_away_costs_no_message_on_a_broker() {
         (shop.server.read("/v1/health").await["loops"]["inventory"]["state"] == "troubled").then_some(())
     })
     .await;
-    tokio::time::sleep(Duration::from_secs(4)).await; // several rounds of a consumer that does not wait for it
+    // Several rounds of a consumer that does not wait for it.
+    shop.until_tried(4).await;
     postgres.start_again();
     eventually("all of them held", || async {
         (db.count("SELECT COUNT(*) FROM inventory_reservations").await == 20).then_some(())
@@ -294,5 +297,7 @@ async fn a_database_that_goes_away_costs_no_message_on_a_broker() {
     // Given back once or twice, not once a round: they are not even suspected of killing their consumer.
     let alone = "SELECT COUNT(*) FROM messaging_inbox WHERE attempts <> 1 OR unfinished_runs <> 0";
     assert_eq!(db.count(alone).await, 0);
+    until_finished_and_audited(&db).await;
+    witness::check(&db).await;
     assert!(shop.server.terminate().await);
 }

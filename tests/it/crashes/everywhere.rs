@@ -3,7 +3,7 @@
 //!
 //! A tour uses everything that writes: the lives of orders, stock, retries, poison, deferred events, redrives, replays,
 //! pauses, keys, sessions, a deleted queue, events that kill the process. Each new point on the way kills the server, so
-//! a tour begins again and again until one gets through. A commit in the sources that no tour has reached fails the test.
+//! a tour begins again and again until one gets through. A step in the sources that no tour has reached fails the test.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,15 +16,19 @@ use stockade::access::Secret;
 use stockade::clock::mint_id;
 use tokio::time::Instant;
 
-use super::{QUICK, assert_audited, breaches};
 use crate::rabbit::Stranger;
 use crate::support::{
-    Api, DEADLINE, Reply, Server, TestDb, Webhooks, each_database, each_database_on_rabbit, eventually,
-    eventually_within, witness,
+    Api, DEADLINE, Reply, Server, TestDb, Webhooks, assert_audited, breaches, each_database, each_database_on_rabbit,
+    eventually, eventually_within, under_way, until_finished_and_audited, witness,
 };
 
 /// How long a step of a tour waits for what it needs; the server may be dead, and the next tour has another try.
 const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Leases so short that a server renews them. Retries so long that a redelivery after a death comes before the retry does,
+/// and does not pass for it.
+const FLAGS: [&str; 10] =
+    ["--poll", "200ms", "--outbox-poll", "200ms", "--lease", "1s", "--retry-base", "1s", "--retry-cap", "1s"];
 
 /// The messages per second of the replay to be made unreadable; no other job has this rate.
 const UNREADABLE_RATE: i64 = 2;
@@ -40,10 +44,14 @@ const FAULTS: &[(&str, &[&str])] = &[
     (witness::DEFERRED_UNAVAILABLE, &["src/messaging/waiting/mod.rs run_due#1"]),
 ];
 
-/// Commits of the embedded queue, and those of a broker.
+/// Steps of the embedded queue, and those of a broker.
 const EMBEDDED_ONLY: &[&str] = &["src/messaging/transport/table/", "src/messaging/relay.rs hand_on"];
-const BROKER_ONLY: &[&str] =
-    &["src/messaging/mending.rs", "src/messaging/relay.rs publish_due", "src/messaging/relay.rs settle"];
+const BROKER_ONLY: &[&str] = &[
+    "src/messaging/mending.rs",
+    "src/messaging/relay.rs publish_due",
+    "src/messaging/relay.rs publish#",
+    "src/messaging/relay.rs settle",
+];
 
 struct Tours<'a> {
     db: &'a TestDb,
@@ -72,9 +80,10 @@ impl<'a> Tours<'a> {
     }
 
     /// Starts servers until one lives long enough to serve.
-    fn start(&self, more: &[&str]) -> Server {
-        let flags: Vec<&str> =
-            QUICK.into_iter().chain(self.flags.iter().map(String::as_str)).chain(more.iter().copied()).collect();
+    async fn start(&self, more: &[&str]) -> Server {
+        let own = self.flags.iter().map(String::as_str);
+        let flags: Vec<&str> = FLAGS.into_iter().chain(own).chain(more.iter().copied()).collect();
+        self.db.end_leases().await;
         for _ in 0..DEATHS_MAX {
             let mut command = witness::command(self.db, &flags);
             command.env(witness::DEATHS, &self.deaths);
@@ -87,7 +96,7 @@ impl<'a> Tours<'a> {
 
     /// Before and after this commit.
     fn has_died_twice_at(&self, name: &str) -> bool {
-        let (site, _) = commits().into_iter().find(|(_, found)| found == name).expect("there is such a commit");
+        let (site, _) = steps().into_iter().find(|(_, found)| found == name).expect("there is such a commit");
         self.died_at().iter().filter(|point| point.ends_with(&format!(" {site}"))).count() == 2
     }
 
@@ -98,7 +107,7 @@ impl<'a> Tours<'a> {
     /// Runs `tour` on one server after another until one lives through it, finishes all work and stops when asked to.
     async fn until_survived(&mut self, more: &[&str], tour: impl AsyncFn(&Self, &Api)) {
         for _ in 0..DEATHS_MAX {
-            let server = self.start(more);
+            let server = self.start(more).await;
             let api = server.with_key(&self.key);
             self.tour += 1;
             tokio::select! {
@@ -119,7 +128,7 @@ impl<'a> Tours<'a> {
             if server.has_ended() {
                 return false;
             }
-            if super::under_way(self.db).await == 0 {
+            if under_way(self.db).await == 0 {
                 return true;
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -250,18 +259,23 @@ impl<'a> Tours<'a> {
         Some(id)
     }
 
-    /// On a broker: the queue of a paused consumer is deleted together with the events in it.
+    /// On a broker: the queue of a paused consumer is deleted together with a new event and a retry in it.
     async fn lose_a_queue(&self, api: &Api) {
         if !self.db.is_on_rabbit() {
             return;
         }
+        post(api, "/v1/lab/fail", &json!({ "consumer": "notifications", "times": 1 })).await;
+        self.life(api, format!("{}-of-a-lost-retry", self.tour), "").await;
+        let retrying =
+            async || (!list(api, "/v1/inbox?state=retrying&consumer=notifications").await.is_empty()).then_some(());
+        let _ = tokio::time::timeout(PATIENCE, eventually("a retry", retrying)).await;
         post(api, "/v1/consumers/notifications/pause", &json!({})).await;
         self.life(api, format!("{}-of-a-lost-queue", self.tour), "").await;
-        let waits = async || {
+        let wait = async || {
             let queue: Value = api.get("/v1/queues/notifications").send().await.ok()?.json().await.ok()?;
-            (queue["depth"].as_i64()? > 0).then_some(())
+            (queue["depth"].as_i64()? > 1).then_some(())
         };
-        let found = tokio::time::timeout(PATIENCE, eventually("an event in the queue", waits)).await;
+        let found = tokio::time::timeout(PATIENCE, eventually("two messages in the queue", wait)).await;
         if found.is_ok() {
             Stranger::on(self.db).await.delete("notifications").await;
         }
@@ -269,12 +283,15 @@ impl<'a> Tours<'a> {
     }
 
     async fn check(&self, api: &Api) {
-        assert_eq!(self.db.count(witness::WRONG_EFFECTS).await, 0, "effects too many or too few");
+        witness::check(self.db).await;
         assert_eq!(
             self.db.count("SELECT COUNT(*) FROM orders_orders WHERE status = 'placed'").await,
             0,
             "orders stuck"
         );
+        let miscounted = "SELECT COUNT(*) FROM messaging_jobs j WHERE kind = 'redrive'
+             AND sent <> (SELECT COUNT(*) FROM messaging_dead_letters d WHERE d.job_id = j.id)";
+        assert_eq!(self.db.count(miscounted).await, 0, "redrives that count something else than what they sent");
         let acknowledged = self.acknowledged.borrow().clone();
         for (key, id) in &acknowledged {
             let found = api.read(&format!("/v1/orders/{id}")).await;
@@ -420,8 +437,19 @@ fn of_order(key: &str, order_id: &str) -> Value {
     })
 }
 
-/// The commits in the sources: `file:line` and `file function#number`.
-fn commits() -> BTreeMap<String, String> {
+/// The calls that are steps, and their names in a point.
+const CALLS: &[(&str, &str)] = &[
+    ("tx.commit()", "Commit"),
+    ("transport.publish(", "Publish"),
+    ("transport.publish_raw(", "Publish"),
+    ("subscription.ack(", "Acknowledge"),
+    ("subscription.ack_soon(", "Acknowledge"),
+    ("subscription.reject(", "Reject"),
+];
+
+/// The commits, publishes and acknowledgements in the sources: `Commit file:line`, and `file function#number` for the
+/// place of each in its function.
+fn steps() -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     let mut folders = vec![PathBuf::from("src")];
     while let Some(folder) = folders.pop() {
@@ -429,19 +457,19 @@ fn commits() -> BTreeMap<String, String> {
             let entry = entry.unwrap();
             let path = folder.join(entry.file_name());
             if entry.file_type().unwrap().is_dir() {
-                // The database's own tests, and a command that fills a database before a server starts.
-                if path != Path::new("src/db") && path != Path::new("src/cli") {
+                // A command that fills a database before a server starts.
+                if path != Path::new("src/cli") {
                     folders.push(path);
                 }
             } else if path.extension().is_some_and(|extension| extension == "rs") {
-                commits_of(&path, &mut found);
+                steps_of(&path, &mut found);
             }
         }
     }
     found
 }
 
-fn commits_of(path: &Path, found: &mut BTreeMap<String, String>) {
+fn steps_of(path: &Path, found: &mut BTreeMap<String, String>) {
     let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap();
     let (mut function, mut number) = (String::new(), 0);
     for (line, code) in (1..).zip(text.lines()) {
@@ -451,10 +479,16 @@ fn commits_of(path: &Path, found: &mut BTreeMap<String, String>) {
         if let Some((_, name)) = code.split_once("fn ").filter(|_| !code.trim_start().starts_with("//")) {
             (function, number) = (name.split(['(', '<']).next().unwrap().to_owned(), 0);
         }
-        if code.contains("tx.commit()") {
-            number += 1;
-            let file = path.display();
-            found.insert(format!("{file}:{line}"), format!("{file} {function}#{number}"));
+        // What the point of a commit is around.
+        if function == "commit_now" {
+            continue;
+        }
+        for (call, step) in CALLS {
+            if code.contains(call) {
+                number += 1;
+                let file = path.display();
+                found.insert(format!("{step} {file}:{line}"), format!("{file} {function}#{number}"));
+            }
         }
     }
 }
@@ -468,7 +502,7 @@ async fn every_point_of_a_server_can_be_its_last(db: TestDb) {
     let flags = [webhook.as_slice(), &more].concat();
     tours.until_survived(&flags, Tours::see_everything).await;
     tours.until_survived(&flags, Tours::redrive).await;
-    let server = tours.start(&flags);
+    let server = tours.start(&flags).await;
     tours.check(&server.with_key(&tours.key)).await;
     assert!(server.terminate().await);
 
@@ -490,19 +524,54 @@ async fn every_point_of_a_server_can_be_its_last(db: TestDb) {
     let other = if db.is_on_rabbit() { EMBEDDED_ONLY } else { BROKER_ONLY };
     let is_excused = |name: &str| other.iter().any(|place| name.starts_with(place));
     let mut missed = Vec::new();
-    for (site, name) in commits() {
+    for (step, name) in steps() {
         for phase in ["Before", "After"] {
-            if !is_excused(&name) && !died_at.contains(&format!("{phase} Commit {site}")) {
-                missed.push(format!("{phase} {site} {name}"));
+            if !is_excused(&name) && !died_at.contains(&format!("{phase} {step}")) {
+                missed.push(format!("{phase} {step} {name}"));
             }
         }
     }
     assert!(missed.is_empty(), "no server died at {missed:#?}");
-    for step in ["Publish", "Acknowledge", "Reject"] {
-        for phase in ["Before", "After"] {
-            assert!(died_at.iter().any(|point| point.starts_with(&format!("{phase} {step} "))), "{phase} {step}");
+}
+
+/// On an empty database each server gets one migration further than the one before.
+async fn a_server_that_dies_after_any_migration_is_followed_by_the_next(db: TestDb) {
+    const MIGRATED: &str = "After Commit src/db/migrate.rs:";
+    let folder = tempfile::tempdir().unwrap();
+    let deaths = folder.path().join("deaths");
+    let mut died = 0;
+    let server = loop {
+        let mut command = witness::command(&db, &FLAGS);
+        command.env(witness::DEATHS, &deaths);
+        if let Some(server) = Server::try_spawn(command, Path::new("/dev/null")) {
+            break server;
         }
-    }
+        let (migrated, others): (Vec<String>, Vec<String>) = std::fs::read_to_string(&deaths)
+            .unwrap()
+            .lines()
+            .map(|line| format!("{line}\n"))
+            .partition(|point| point.starts_with(MIGRATED));
+        died += migrated.len();
+        std::fs::write(&deaths, others.concat()).unwrap();
+    };
+    server.kill();
+    let migrations = Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations/sqlite");
+    assert_eq!(died, std::fs::read_dir(migrations).unwrap().count(), "one death after each migration");
+    let server = witness::start(&db, &FLAGS);
+    server.put_stock("A", 1).await;
+    assert_eq!(server.place_and_wait("alice", &[("A", 1)]).await["status"], "reserved");
+    until_finished_and_audited(&db).await;
+    assert!(server.terminate().await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
+async fn a_server_that_dies_after_any_migration_is_followed_by_the_next_on_sqlite() {
+    a_server_that_dies_after_any_migration_is_followed_by_the_next(TestDb::empty_sqlite()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
+async fn a_server_that_dies_after_any_migration_is_followed_by_the_next_on_postgres() {
+    a_server_that_dies_after_any_migration_is_followed_by_the_next(TestDb::empty_postgres().await).await;
 }
 
 each_database!(every_point_of_a_server_can_be_its_last);

@@ -2,7 +2,7 @@
 
 use super::brokers::until_broker_is;
 use super::databases::until_well;
-use super::{Shop, until_more_orders};
+use super::{IMPATIENT, Shop, until_more_orders};
 use crate::support::{Engine, OwnPostgres, Proxy, TestDb, Wire, eventually};
 
 /// The same broker queues, reached through a proxy.
@@ -67,7 +67,7 @@ async fn a_reset_of_the_postgres_links_costs_nothing() {
     let db = TestDb::at(postgres.url());
     let proxy = Proxy::to(postgres.port()).await;
     let link = TestDb::at(proxy.url(&postgres.url()));
-    let mut shop = Shop::open_through(&db, &link, &["--db-acquire-timeout", "1s"]).await;
+    let mut shop = Shop::open_through(&db, &link, &IMPATIENT).await;
     let api = shop.api();
     shop.place_during(async {
         for _ in 0..5 {

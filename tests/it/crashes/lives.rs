@@ -1,13 +1,18 @@
 //! The process dies while orders are paid, cancelled and fulfilled: one outcome each, booked once, told once.
 
+use std::collections::BTreeSet;
+
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use reqwest::StatusCode;
 use serde_json::json;
 
-use super::{Shop, assert_audited};
-use crate::support::{Api, TestDb, each_database, each_database_on_rabbit};
+use super::Shop;
+use crate::support::{
+    Api, TestDb, assert_audited, each_database, each_database_on_rabbit, until_finished, until_finished_and_audited,
+    witness,
+};
 
 const PRICE: i64 = 7;
 
@@ -33,9 +38,25 @@ impl Shop<'_> {
         self.reopen().await;
     }
 
+    /// The answers to a step of each order, in order; the server may die meanwhile.
+    async fn take(&self, orders: &[String], what: &str) -> Vec<Option<bool>> {
+        join_all(orders.iter().map(|id| step(&self.server, id, what))).await
+    }
+
+    /// Every step that was acknowledged has been taken. To be asked before anybody repeats a step: the repeat would
+    /// repair its loss.
+    async fn check_taken<'o>(&self, acknowledged: impl IntoIterator<Item = (&'o String, &str)>) {
+        let orders = self.server.walk("/v1/orders?limit=200").await;
+        for (id, what) in acknowledged {
+            let order = orders.iter().find(|order| order["id"] == json!(id)).expect("the order exists");
+            let taken = if what == "cancel" { "cancelled" } else { "paid" };
+            assert_eq!(order["status"], taken, "{what} of order {id} was acknowledged");
+        }
+    }
+
     /// Every order is where it was taken, with the stock, the entries and the notices that go with it.
     async fn check_lives(&self) {
-        self.settle().await;
+        until_finished(self.db).await;
         for (what, sql) in [
             (
                 "a reservation that is not where its order is",
@@ -82,7 +103,7 @@ impl Shop<'_> {
         ] {
             assert_eq!(self.db.count(sql).await, 0, "{what}");
         }
-        self.check_witness().await;
+        witness::check(self.db).await;
         assert_audited(self.db).await;
     }
 }
@@ -107,10 +128,12 @@ async fn what_follows_a_payment_happens_once_wherever_a_consumer_dies(db: TestDb
     for point in ["consumer.before_commit", "consumer.after_commit"] {
         for consumer in ["inventory", "ledger", "notifications"] {
             let orders = shop.reserve(3).await;
-            shop.settle().await;
+            until_finished(&db).await;
             shop.server.tell("/v1/lab/crash", &json!({ "point": point, "consumer": consumer })).await;
-            join_all(orders.iter().map(|id| step(&shop.server, id, "payments"))).await;
+            let answers = shop.take(&orders, "payments").await;
             shop.restart().await;
+            let acknowledged = orders.iter().zip(answers).filter(|(_, answer)| *answer == Some(true));
+            shop.check_taken(acknowledged.map(|(id, _)| (id, "payments"))).await;
             for id in &orders {
                 assert_eq!(step(&shop.server, id, "payments").await, Some(true), "{point} {consumer}");
             }
@@ -126,7 +149,7 @@ async fn a_kept_event_survives_the_death_of_who_wakes_it(db: TestDb) {
     let mut shop = Shop::open(&db, &[]).await;
     let model = shop.reserve(1).await.remove(0);
     assert_eq!(step(&shop.server, &model, "payments").await, Some(true));
-    shop.settle().await;
+    until_finished(&db).await;
     let bodies = [db.event_body(&model, "order.paid").await, db.event_body(&model, "order.placed").await];
     for (point, rounds) in [("consumer.before_commit", 1), ("consumer.after_commit", 2)] {
         // The same of an order from elsewhere, the payment first.
@@ -144,7 +167,8 @@ async fn a_kept_event_survives_the_death_of_who_wakes_it(db: TestDb) {
         // It may die of it before it has answered.
         let _ = shop.server.post("/v1/lab/publish", &placed).send().await;
         shop.restart().await;
-        shop.settle().await;
+        until_finished_and_audited(&db).await;
+        witness::check(&db).await;
         let entries = db.count("SELECT COUNT(*) FROM ledger_entries").await;
         assert_eq!(entries, 2 + 2 * rounds, "{point}: booked once");
         assert_eq!(shop.letters().await.len(), 0);
@@ -154,27 +178,29 @@ async fn a_kept_event_survives_the_death_of_who_wakes_it(db: TestDb) {
 async fn kills_in_a_burst_of_payments_and_cancellations_leave_one_outcome_each(db: TestDb) {
     let mut shop = Shop::open(&db, &["--batch", "8"]).await;
     let orders = shop.reserve(90).await;
+    let steps: Vec<(&String, &str)> =
+        orders.iter().enumerate().map(|(n, id)| (id, if n % 3 == 0 { "cancel" } else { "payments" })).collect();
+    let mut acknowledged = BTreeSet::new();
     for _ in 0..3 {
         {
-            let steps = orders.iter().enumerate().map(|(n, id)| {
-                let what = if n % 3 == 0 { "cancel" } else { "payments" };
-                step(&shop.server, id, what)
-            });
-            let mut burst: FuturesUnordered<_> = steps.collect();
-            for _ in 0..20 {
-                burst.next().await;
+            let ask = async |n: usize| step(&shop.server, steps[n].0, steps[n].1).await.map(|taken| (n, taken));
+            let mut burst: FuturesUnordered<_> = (0..steps.len()).map(ask).collect();
+            let mut answered = 0;
+            while let Some(answer) = burst.next().await {
+                let Some((n, taken)) = answer else { continue };
+                assert!(taken, "{:?} is possible", steps[n]);
+                acknowledged.insert(n);
+                answered += 1;
+                if answered == 20 {
+                    shop.server.signal("KILL");
+                }
             }
-            shop.server.signal("KILL");
-            while burst.next().await.is_some() {}
         }
         shop.restart().await;
+        shop.check_taken(acknowledged.iter().map(|n| steps[*n])).await;
     }
-    let answers = join_all(orders.iter().enumerate().map(|(n, id)| {
-        let what = if n % 3 == 0 { "cancel" } else { "payments" };
-        step(&shop.server, id, what)
-    }))
-    .await;
-    assert!(answers.iter().all(|answer| *answer == Some(true)), "whoever heard nothing hears of the first");
+    let answers = join_all(steps.iter().map(|(id, what)| step(&shop.server, id, what))).await;
+    assert!(answers.iter().all(|answer| *answer == Some(true)), "a repeat is answered as the first request was");
     shop.check_lives().await;
     assert_eq!(db.count("SELECT COUNT(*) FROM orders_orders WHERE status = 'paid'").await, 60);
     assert_eq!(db.count("SELECT COUNT(*) FROM ledger_entries").await, 120);

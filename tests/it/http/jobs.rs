@@ -6,7 +6,9 @@ use serde_json::{Value, json};
 use sqlx::AssertSqlSafe;
 use stockade::clock::{Clock, Timestamp};
 
-use crate::support::{Api, App, Server, TestDb, each_database, eventually, fields, problem, wrong_field};
+use crate::support::{
+    Api, App, TestDb, each_database, eventually, fields, problem, until_finished_and_audited, witness, wrong_field,
+};
 
 const JOB_FIELDS: [&str; 16] = [
     "already_applied",
@@ -129,17 +131,19 @@ async fn what_cannot_be_done_is_refused(db: TestDb) {
 /// A redrive outlives the process: kill -9 in the midst of it, and the next start goes on where it was.
 async fn a_redrive_survives_the_process(db: TestDb) {
     const LETTERS: usize = 60;
-    let server = Server::start(&db, &[]);
+    let server = witness::start(&db, &[]);
     poison(&server, LETTERS).await;
     let job = server.tell("/v1/redrives", &json!({ "rate": 30 })).await;
     let path = format!("/v1/redrives/{}", job["id"].as_str().unwrap());
     eventually("a few sent", || async { (server.read(&path).await["sent"].as_i64() > Some(0)).then_some(()) }).await;
     server.kill();
-    let server = Server::start(&db, &[]);
+    db.end_leases().await;
+    let server = witness::start(&db, &[]);
     let done = until_ended(&server, &path).await;
     assert_eq!((&done["state"], &done["sent"], &done["skipped"]), (&json!("done"), &json!(LETTERS), &json!(0)));
     let sent = db.count("SELECT count(*) FROM messaging_outbox WHERE kind = 'redrive'").await;
     assert_eq!(sent, i64::try_from(LETTERS).unwrap(), "each once");
+    until_finished_and_audited(&db).await;
     assert!(server.terminate().await);
 }
 

@@ -7,6 +7,7 @@ use stockade::access::Secret;
 
 use crate::support::{
     Api, App, Engine, OwnPostgres, Server, TestDb, Wire, each_database, eventually, fields, order, rabbit,
+    until_finished_and_audited,
 };
 
 async fn probes_tell_how_everything_is_doing(db: TestDb) {
@@ -119,6 +120,7 @@ async fn probes_answer_within_a_second_though_the_database_hangs() {
         answer.status().is_success().then_some(())
     })
     .await;
+    until_finished_and_audited(&db).await;
     assert!(server.terminate().await);
 }
 
@@ -142,6 +144,7 @@ async fn probes_sent_with_a_session_answer_within_a_second_though_the_database_h
     postgres.thaw();
     eventually("the whole report", || async { (browser.read("/v1/health").await["status"] == "ok").then_some(()) })
         .await;
+    until_finished_and_audited(&db).await;
     assert!(server.terminate().await);
 }
 
@@ -166,5 +169,6 @@ async fn probes_answer_within_a_second_though_the_broker_hangs_or_is_gone() {
     assert_eq!(server.read("/readyz").await["status"], "degraded", "orders are taken");
     broker.start_again();
     server.until_connected().await;
+    until_finished_and_audited(&db).await;
     assert!(server.terminate().await);
 }

@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::{
     Api, App, Engine, Server, TestDb, Wire, each_database, each_database_on_rabbit, eventually, rabbit,
+    until_finished_and_audited,
 };
 
 async fn timeline(api: &Api, order: &Value) -> Value {
@@ -350,6 +351,7 @@ async fn a_broker_that_is_away_or_blocked_is_named() {
     assert!(told["waiting_for"].as_str().unwrap().ends_with("): it goes out once that is over"));
     broker.start_again();
     eventually_waits(&server, &order, |sentence| sentence.starts_with("reserved")).await;
+    until_finished_and_audited(&db).await;
     assert!(server.terminate().await);
 }
 

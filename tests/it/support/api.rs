@@ -81,6 +81,13 @@ impl Api {
         .await
     }
 
+    /// A counter without labels.
+    pub async fn counter(&self, name: &str) -> u64 {
+        let text = self.get("/v1/metrics").send().await.unwrap().text().await.unwrap();
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.unwrap_or_else(|| panic!("no {name}")).parse().unwrap()
+    }
+
     /// Waits until the broker can be worked with; the embedded queue always can.
     pub async fn until_connected(&self) {
         let up = async || (self.read("/v1/health").await["broker"]["status"] == "up").then_some(());

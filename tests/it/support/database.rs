@@ -1,6 +1,7 @@
 //! A database of its own for each test, gone afterwards, and the transport to go with it.
 
 use rusqlite::OpenFlags;
+use rusqlite::config::DbConfig;
 use rusqlite::types::FromSql;
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection, Executor, PgConnection, PgPool};
@@ -182,10 +183,35 @@ impl TestDb {
         if let Some(file) = self.url.strip_prefix("sqlite:") {
             let connection = rusqlite::Connection::open_with_flags(file, OpenFlags::SQLITE_OPEN_READ_WRITE).unwrap();
             connection.busy_timeout(super::DEADLINE).unwrap();
+            // The WAL of a dead process is left for the next one to recover.
+            connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).unwrap();
             return connection.execute(sql, rusqlite::params_from_iter(texts)).unwrap().try_into().unwrap();
         }
         let query = texts.iter().fold(sqlx::query(sql), |query, text| query.bind(*text));
         query.execute(self.beside().await).await.unwrap().rows_affected()
+    }
+
+    /// Ends the leases of a process that has died, as if their time had run out.
+    pub async fn end_leases(&self) {
+        let statements = match self.url.starts_with("sqlite:") {
+            true => [
+                "UPDATE messaging_outbox SET available_at = available_at - 3600000
+                 WHERE claimed_by IS NOT NULL AND status IN ('pending', 'failed')",
+                "UPDATE messaging_queue SET lease_until = lease_until - 3600000",
+                "UPDATE messaging_bundles SET lease_until = lease_until - 3600000",
+                "UPDATE messaging_inbox SET lease_until = lease_until - 3600000 WHERE state = 'processing'",
+            ],
+            false => [
+                "UPDATE messaging_outbox SET available_at = available_at - interval '1 hour'
+                 WHERE claimed_by IS NOT NULL AND status IN ('pending', 'failed')",
+                "UPDATE messaging_queue SET lease_until = lease_until - interval '1 hour'",
+                "UPDATE messaging_bundles SET lease_until = lease_until - interval '1 hour'",
+                "UPDATE messaging_inbox SET lease_until = lease_until - interval '1 hour' WHERE state = 'processing'",
+            ],
+        };
+        for end in statements {
+            self.execute(end, &[]).await;
+        }
     }
 
     async fn beside(&self) -> &PgPool {

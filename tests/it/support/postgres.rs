@@ -127,8 +127,13 @@ impl OwnPostgres {
     }
 
     /// As a crash would: nobody is waited for.
-    pub fn stop(&self) {
+    pub fn crash(&self) {
         self.run("pg_ctl", &["stop", "-m", "immediate", "-w"]);
+    }
+
+    /// In an orderly way: its clients are told that it shuts down.
+    pub fn stop(&self) {
+        self.run("pg_ctl", &["stop", "-m", "fast", "-w"]);
     }
 
     pub fn start_again(&self) {

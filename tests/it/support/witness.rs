@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{LazyLock, Mutex};
 
@@ -20,7 +20,7 @@ use stockade::messaging::{Message, Outcome, Reaction};
 use stockade::{on, telemetry};
 use uuid::Uuid;
 
-use super::{CONNECTIONS_MAX, TestDb, settings_from};
+use super::{CONNECTIONS_MAX, Server, TestDb, settings_from};
 
 /// The server's command line, as a JSON array.
 const SETTINGS: &str = "STOCKADE_TEST_WITNESS_SERVER";
@@ -65,7 +65,7 @@ pub const KEYS: &[&str] = &[
 const SCHEMA: &str = "CREATE TABLE IF NOT EXISTS witness_effects (event_id TEXT NOT NULL)";
 
 /// How many effects there are too many or too few. Zero for both parts means one effect for each event.
-pub const WRONG_EFFECTS: &str = "SELECT (SELECT COUNT(*) FROM
+const WRONG_EFFECTS: &str = "SELECT (SELECT COUNT(*) FROM
          (SELECT event_id FROM witness_effects GROUP BY event_id HAVING COUNT(*) > 1) AS repeated)
      + ABS((SELECT COUNT(*) FROM witness_effects)
          - (SELECT COUNT(*) FROM messaging_inbox WHERE consumer = 'witness' AND state = 'processed'))";
@@ -149,6 +149,16 @@ pub fn command(db: &TestDb, flags: &[&str]) -> Command {
     // It panics on purpose, and a debug build takes most of a second to print where.
     command.env("RUST_BACKTRACE", "0");
     command
+}
+
+/// Starts a server with a witness on `db` and waits until it is ready.
+pub fn start(db: &TestDb, flags: &[&str]) -> Server {
+    Server::spawn(command(db, flags), Path::new("/dev/null"))
+}
+
+/// Every event that the witness has handled had one effect.
+pub async fn check(db: &TestDb) {
+    assert_eq!(db.count(WRONG_EFFECTS).await, 0, "effects too many or too few");
 }
 
 /// Serves until asked to stop, if this process was started by [`command`]; a test that passes otherwise.
