@@ -3,11 +3,12 @@
 //!
 //! A tour uses everything that writes: the lives of orders, stock, retries, poison, deferred events, redrives, replays,
 //! pauses, keys, sessions, a deleted queue, events that kill the process. Each new point on the way kills the server, so
-//! a tour begins again and again until one gets through. A step in the sources that no tour has reached fails the test.
+//! a tour begins again and again until one gets through. A step in the sources that no tour reaches fails the test.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -25,10 +26,9 @@ use crate::support::{
 /// How long a step of a tour waits for what it needs; the server may be dead, and the next tour has another try.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Leases so short that a server renews them. Retries so long that a redelivery after a death comes before the retry does,
-/// and does not pass for it.
+/// Leases so short that a server renews them.
 const FLAGS: [&str; 10] =
-    ["--poll", "200ms", "--outbox-poll", "200ms", "--lease", "1s", "--retry-base", "1s", "--retry-cap", "1s"];
+    ["--poll", "200ms", "--outbox-poll", "200ms", "--lease", "1s", "--retry-base", "50ms", "--retry-cap", "200ms"];
 
 /// The messages per second of the replay to be made unreadable; no other job has this rate.
 const UNREADABLE_RATE: i64 = 2;
@@ -42,6 +42,17 @@ const FAULTS: &[(&str, &[&str])] = &[
     (witness::DEFERRED_PANICS, &["src/messaging/waiting/mod.rs blame_kept#1"]),
     (witness::DEFERRED_KILLS, &["src/messaging/waiting/mod.rs attempt_due#1"]),
     (witness::DEFERRED_UNAVAILABLE, &["src/messaging/waiting/mod.rs run_due#1"]),
+];
+
+/// Times that all tours are made, if need be.
+const ROUNDS_MAX: usize = 4;
+
+/// The commits that redrives and replays lead to.
+const JOBS: &[&str] = &[
+    "src/messaging/jobs/runner.rs",
+    "src/operations/jobs.rs",
+    "src/operations/redrives.rs",
+    "src/operations/replays.rs",
 ];
 
 /// Steps of the embedded queue, and those of a broker.
@@ -94,10 +105,13 @@ impl<'a> Tours<'a> {
         panic!("no server gets through its start");
     }
 
-    /// Before and after this commit.
+    /// Before and after each of the steps whose name begins so.
     fn has_died_twice_at(&self, name: &str) -> bool {
-        let (site, _) = steps().into_iter().find(|(_, found)| found == name).expect("there is such a commit");
-        self.died_at().iter().filter(|point| point.ends_with(&format!(" {site}"))).count() == 2
+        let died_at = self.died_at();
+        let sites: Vec<&String> =
+            STEPS.iter().filter(|(_, found)| found.starts_with(name)).map(|(site, _)| site).collect();
+        assert!(!sites.is_empty(), "no step is called {name}");
+        sites.iter().all(|site| ["Before", "After"].iter().all(|phase| died_at.contains(&format!("{phase} {site}"))))
     }
 
     fn died_at(&self) -> BTreeSet<String> {
@@ -156,7 +170,7 @@ impl<'a> Tours<'a> {
             join_all(lives),
             failures(api),
             letters(api),
-            jobs(api),
+            self.jobs(api),
             deferred(api),
             access(api, &self.key),
             stock(api),
@@ -196,6 +210,24 @@ impl<'a> Tours<'a> {
             self.db.execute(runs, &[id_of(&event)]).await;
         }
         Some(())
+    }
+
+    /// A redrive and a replay to their end, and one of each that is stopped. Each sends what all tours so far have left,
+    /// so none begins once the servers have died of them.
+    async fn jobs(&self, api: &Api) {
+        if JOBS.iter().all(|name| self.has_died_twice_at(name)) {
+            return;
+        }
+        let redrive = json!({ "consumer": "inventory", "reason": "not-json" });
+        let replay = json!({ "from": "2020-01-01T00:00:00Z", "consumer": "notifications" });
+        for (path, body) in [("/v1/redrives", redrive), ("/v1/replays", replay)] {
+            post(api, path, &body).await;
+            let mut slow = body;
+            slow["rate"] = json!(1);
+            if let Some(id) = post(api, path, &slow).await.as_ref().and_then(|job| job["id"].as_str()) {
+                post(api, &format!("{path}/{id}/stop"), &json!({})).await;
+            }
+        }
     }
 
     /// A replay whose criteria are overwritten while it runs.
@@ -271,15 +303,39 @@ impl<'a> Tours<'a> {
         let _ = tokio::time::timeout(PATIENCE, eventually("a retry", retrying)).await;
         post(api, "/v1/consumers/notifications/pause", &json!({})).await;
         self.life(api, format!("{}-of-a-lost-queue", self.tour), "").await;
-        let wait = async || {
+        let both = async || {
             let queue: Value = api.get("/v1/queues/notifications").send().await.ok()?.json().await.ok()?;
             (queue["depth"].as_i64()? > 1).then_some(())
         };
-        let found = tokio::time::timeout(PATIENCE, eventually("two messages in the queue", wait)).await;
-        if found.is_ok() {
-            Stranger::on(self.db).await.delete("notifications").await;
-        }
+        // On a slow machine the retry has run before the pause.
+        let _ = tokio::time::timeout(PATIENCE / 3, eventually("two messages in the queue", both)).await;
+        Stranger::on(self.db).await.delete("notifications").await;
         post(api, "/v1/consumers/notifications/resume", &json!({})).await;
+    }
+
+    /// With everything finished, rows become old. Events that are still on their way must not.
+    async fn outlive_all_rows(&mut self) {
+        let at_once = ["--outbox-retention", "--archive-retention", "--dlq-retention", "--wait-deadline"];
+        let mut old: Vec<&str> = at_once.iter().flat_map(|flag| [*flag, "1s"]).collect();
+        old.extend(["--outbox-max-attempts", "1", "--inbox-retention", "15s", "--retention-every", "100ms"]);
+        self.until_survived(&old, async |tours, _| {
+            let rows = "SELECT COUNT(*) FROM messaging_inbox WHERE state = 'processed'";
+            let gone = async || (tours.db.count(rows).await == 0).then_some(());
+            // Rows become old after 15 seconds.
+            eventually_within(DEADLINE * 3, Duration::from_millis(100), "old rows removed", gone).await;
+        })
+        .await;
+        assert_audited(self.db).await;
+    }
+
+    /// The steps at which no server has died yet.
+    fn missed(&self) -> Vec<String> {
+        let died_at = self.died_at();
+        let other = if self.db.is_on_rabbit() { EMBEDDED_ONLY } else { BROKER_ONLY };
+        let expected = STEPS.iter().filter(|(_, name)| !other.iter().any(|place| name.starts_with(place)));
+        let points =
+            expected.flat_map(|(site, name)| ["Before", "After"].map(|phase| (format!("{phase} {site}"), name)));
+        points.filter(|(point, _)| !died_at.contains(point)).map(|(point, name)| format!("{point} {name}")).collect()
     }
 
     async fn check(&self, api: &Api) {
@@ -355,20 +411,6 @@ async fn letters(api: &Api) {
                 &json!({ "reason": "tour" }),
             )
             .await;
-        }
-    }
-}
-
-/// A redrive and a replay to their end, and one of each that is stopped.
-async fn jobs(api: &Api) {
-    let redrive = json!({ "consumer": "inventory", "reason": "not-json" });
-    let replay = json!({ "from": "2020-01-01T00:00:00Z", "consumer": "notifications" });
-    for (path, body) in [("/v1/redrives", redrive), ("/v1/replays", replay)] {
-        post(api, path, &body).await;
-        let mut slow = body;
-        slow["rate"] = json!(1);
-        if let Some(id) = post(api, path, &slow).await.as_ref().and_then(|job| job["id"].as_str()) {
-            post(api, &format!("{path}/{id}/stop"), &json!({})).await;
         }
     }
 }
@@ -449,7 +491,9 @@ const CALLS: &[(&str, &str)] = &[
 
 /// The commits, publishes and acknowledgements in the sources: `Commit file:line`, and `file function#number` for the
 /// place of each in its function.
-fn steps() -> BTreeMap<String, String> {
+static STEPS: LazyLock<BTreeMap<String, String>> = LazyLock::new(find_steps);
+
+fn find_steps() -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     let mut folders = vec![PathBuf::from("src")];
     while let Some(folder) = folders.pop() {
@@ -500,38 +544,20 @@ async fn every_point_of_a_server_can_be_its_last(db: TestDb) {
     let webhook = ["--notify-channel", "webhook", "--webhook-url", &url, "--webhook-secret", "a secret for tests"];
     let more = ["--handler-timeout", "900ms", "--hold-time", "1s", "--wait-deadline", "1s"];
     let flags = [webhook.as_slice(), &more].concat();
-    tours.until_survived(&flags, Tours::see_everything).await;
-    tours.until_survived(&flags, Tours::redrive).await;
-    let server = tours.start(&flags).await;
-    tours.check(&server.with_key(&tours.key)).await;
-    assert!(server.terminate().await);
-
-    // With everything finished, rows become old. Events that are still on their way must not.
-    let at_once = ["--outbox-retention", "--archive-retention", "--dlq-retention", "--wait-deadline"];
-    let mut old: Vec<&str> = at_once.iter().flat_map(|flag| [*flag, "1s"]).collect();
-    old.extend(["--outbox-max-attempts", "1", "--inbox-retention", "15s", "--retention-every", "100ms"]);
-    tours
-        .until_survived(&old, async |tours, _| {
-            let rows = "SELECT COUNT(*) FROM messaging_inbox WHERE state = 'processed'";
-            let gone = async || (tours.db.count(rows).await == 0).then_some(());
-            // Rows become old after 15 seconds.
-            eventually_within(DEADLINE * 3, Duration::from_millis(100), "old rows removed", gone).await;
-        })
-        .await;
-    assert_audited(&db).await;
-
-    let died_at = tours.died_at();
-    let other = if db.is_on_rabbit() { EMBEDDED_ONLY } else { BROKER_ONLY };
-    let is_excused = |name: &str| other.iter().any(|place| name.starts_with(place));
-    let mut missed = Vec::new();
-    for (step, name) in steps() {
-        for phase in ["Before", "After"] {
-            if !is_excused(&name) && !died_at.contains(&format!("{phase} {step}")) {
-                missed.push(format!("{phase} {step} {name}"));
-            }
+    for round in 1.. {
+        tours.until_survived(&flags, Tours::see_everything).await;
+        tours.until_survived(&flags, Tours::redrive).await;
+        let server = tours.start(&flags).await;
+        tours.check(&server.with_key(&tours.key)).await;
+        assert!(server.terminate().await);
+        tours.outlive_all_rows().await;
+        // On a busy machine a tour may end without having met all that it can meet.
+        let missed = tours.missed();
+        if missed.is_empty() {
+            break;
         }
+        assert!(round < ROUNDS_MAX, "no server died at {missed:#?}");
     }
-    assert!(missed.is_empty(), "no server died at {missed:#?}");
 }
 
 /// On an empty database each server gets one migration further than the one before.

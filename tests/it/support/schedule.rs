@@ -23,7 +23,7 @@ const LIMITS: &[(&[&str], usize)] = &[
     // The longest test of all, almost all of it in one thread of Python.
     (&["contract::"], 1),
     // Each kills a server a hundred times. One at a time, the four of them were longer than all other tests together.
-    (&["crashes::everywhere::"], 2),
+    (&["crashes::everywhere::"], 4),
     // Each has a Chromium, which uses both cores while it loads a page.
     (&["dashboard::"], 1),
     // They measure throughput, or run several servers at full speed.
