@@ -387,9 +387,12 @@ async fn a_deleted_exchange_is_told_of_and_declared_again(db: TestDb) {
 async fn a_message_that_the_broker_will_not_have_holds_up_no_other() {
     let broker = rabbit::faulty().await;
     let Wire::Rabbit { url, prefix } = Wire::on(broker.url()) else { unreachable!() };
-    broker.ctl(&["add_user", "narrow", "narrow"]);
-    broker.ctl(&["set_permissions", "narrow", ".*", ".*", ".*"]);
-    broker.ctl(&["set_topic_permissions", "narrow", &format!("{prefix}.events"), "^probe\\.", ".*"]);
+    broker.eval(&format!(
+        r#"rabbit_auth_backend_internal:add_user(<<"narrow">>, <<"narrow">>, <<"tests">>),
+           rabbit_auth_backend_internal:set_permissions(<<"narrow">>, <<"/">>, <<".*">>, <<".*">>, <<".*">>, <<"tests">>),
+           rabbit_auth_backend_internal:set_topic_permissions(
+               <<"narrow">>, <<"/">>, <<"{prefix}.events">>, <<"^probe\\.">>, <<".*">>, <<"tests">>)"#
+    ));
     let wire = Wire::Rabbit { url: url.replace("//", "//narrow:narrow@"), prefix };
     let db = TestDb::new(Engine::Sqlite).await.over(wire);
     let rig = Rig::new(&db).await;

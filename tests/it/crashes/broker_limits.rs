@@ -19,8 +19,7 @@ impl<'a> ConsumerTimeout<'a> {
 
     fn set(broker: &Rabbit, tick: u32, timeout: u32) {
         let set = |name: &str, ms: u32| format!("application:set_env(rabbit, {name}, {ms})");
-        broker
-            .ctl(&["eval", &format!("{}, {}.", set("channel_tick_interval", tick), set("consumer_timeout", timeout))]);
+        broker.eval(&format!("{}, {}", set("channel_tick_interval", tick), set("consumer_timeout", timeout)));
     }
 }
 
@@ -108,10 +107,9 @@ async fn a_message_that_expires_in_its_queue_becomes_a_dead_letter() {
     let api = shop.api();
     api.tell("/v1/consumers/inventory/pause", &json!({})).await;
     let Wire::Rabbit { prefix, .. } = &db.wire else { unreachable!() };
-    let pattern = format!("^{prefix}.inventory$");
-    broker.ctl(&["set_policy", "ttl", &pattern, r#"{"message-ttl":100}"#, "--apply-to", "queues"]);
+    broker.limit_queue(&format!("{prefix}.inventory"), "message-ttl", 100);
     shop.place_during(until_letters(&api, async || {})).await;
-    broker.ctl(&["clear_policy", "ttl"]);
+    broker.clear_limit();
     recover(&shop, "expired").await;
     assert!(shop.server.terminate().await);
 }

@@ -15,16 +15,12 @@ use crate::support::{
     Api, DEADLINE, Engine, OwnPostgres, TestDb, Wire, eventually, never, until_finished_and_audited, witness,
 };
 
-/// RabbitMQ 3.10 forgets a quorum queue, confirmed messages and all, when it is killed within half a second of the
-/// queue's declaration.
-const QUEUES_ARE_SAFE_AFTER: Duration = Duration::from_secs(2);
-
 /// A shop on the node that may be taken away, all of whose queues have been there for a while.
 pub(super) async fn shop_on<'a>(db: &'a TestDb, more: &[&'static str]) -> Shop<'a> {
     let mut shop = Shop::open(db, more).await;
     shop.place(10).await;
     shop.check().await;
-    tokio::time::sleep(QUEUES_ARE_SAFE_AFTER).await;
+    rabbit::until_queues_are_safe().await;
     shop
 }
 
@@ -103,7 +99,7 @@ async fn survive_a_kill(engine: Engine) {
         until_published(&db, pending).await;
         shop.check().await;
         assert_no_attempt_was_counted(&db).await;
-        tokio::time::sleep(QUEUES_ARE_SAFE_AFTER).await;
+        rabbit::until_queues_are_safe().await;
     }
     assert!(shop.letters().await.is_empty());
     assert!(shop.server.terminate().await);
@@ -119,7 +115,7 @@ async fn a_broker_killed_and_started_again_costs_nothing_on_postgres() {
     survive_a_kill(Engine::Postgres).await;
 }
 
-/// `rabbitmqctl` closes every connection in an orderly way, unlike a kill.
+/// The broker closes every connection in an orderly way, unlike a kill.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_broker_restarted_under_load_costs_nothing_and_consumers_keep_their_prefetch() {
     const PREFETCH: i64 = 8;
@@ -127,14 +123,14 @@ async fn a_broker_restarted_under_load_costs_nothing_and_consumers_keep_their_pr
     let db = ground(Engine::Postgres, &broker).await;
     let mut shop = shop_on(&db, &["--prefetch", "8", "--batch", "8"]).await;
     let api = shop.api();
-    let ctl = async |command: &'static str| {
+    let eval = async |expression: &'static str| {
         let broker = broker.clone();
-        tokio::task::spawn_blocking(move || broker.ctl(&[command])).await.unwrap();
+        tokio::task::spawn_blocking(move || broker.eval(expression)).await.unwrap();
     };
     shop.place_during(async {
-        ctl("stop_app").await;
+        eval("rabbit:stop()").await;
         until_broker_is(&api, "down").await;
-        ctl("start_app").await;
+        eval("rabbit:start()").await;
         api.until_connected().await;
     })
     .await;
@@ -188,7 +184,7 @@ async fn a_broker_that_hangs_is_found_out_and_connections_it_cuts_are_made_again
     broker.thaw();
     shop.check().await;
 
-    broker.ctl(&["close_all_connections", "for the test"]);
+    broker.eval("[rabbit_networking:close_connection(P, <<\"test\">>) || P <- rabbit_networking:connections()]");
     shop.place(20).await;
     shop.check().await;
     assert_no_attempt_was_counted(&db).await;
@@ -200,18 +196,20 @@ async fn a_channel_that_the_broker_closes_takes_no_connection_along() {
     let broker = rabbit::faulty().await;
     let db = ground(Engine::Sqlite, &broker).await;
     let mut shop = shop_on(&db, &[]).await;
-    let connections = || broker.ctl(&["list_connections", "pid", "client_properties"]);
-    let of_stockade = |listed: String| -> Vec<String> {
-        let pid = |line: &str| line.split_whitespace().next().unwrap_or_default().to_owned();
-        listed.lines().filter(|line| line.contains("stockade")).map(pid).collect()
+    // Their processes, of which there is a new one for each new connection.
+    let connections = || {
+        broker.eval(
+            "[I || I <- rabbit_networking:connection_info_all([pid, client_properties]),
+                 {<<\"connection_name\">>, _, <<\"stockade\", _/binary>>} <- proplists:get_value(client_properties, I)]",
+        )
     };
-    let before = of_stockade(connections());
-    assert_eq!(before.len(), 2, "one to publish and one to consume");
+    let before = connections();
+    assert_eq!(before.matches("{pid,").count(), 2, "one to publish and one to consume: {before}");
     // Looking for a queue that is gone costs the channel that asks.
     Stranger::on(&db).await.delete("notifications").await;
     shop.place(5).await;
     shop.check().await;
-    assert_eq!(of_stockade(connections()), before);
+    assert_eq!(connections(), before);
     assert!(shop.server.terminate().await);
 }
 
@@ -224,7 +222,7 @@ async fn a_broker_short_of_memory_stops_neither_the_api_nor_the_consumers() {
     shop.server.tell("/v1/consumers/inventory/pause", &json!({})).await;
     shop.place(10).await;
     eventually("published", || async { (db.count(PENDING).await == 0).then_some(()) }).await;
-    broker.ctl(&["set_vm_memory_high_watermark", "absolute", "1"]);
+    broker.run_out_of_memory().await;
     shop.place(10).await;
     until_broker_is(&shop.server, "blocked").await;
     shop.server.tell("/v1/consumers/inventory/resume", &json!({})).await;
@@ -236,7 +234,7 @@ async fn a_broker_short_of_memory_stops_neither_the_api_nor_the_consumers() {
     assert_no_attempt_was_counted(&db).await;
     let pending = db.count(PENDING).await;
     assert!(pending >= 20, "{pending}");
-    broker.ctl(&["set_vm_memory_high_watermark", "absolute", "2GB"]);
+    broker.have_memory();
     until_published(&db, pending).await;
     shop.check().await;
     assert_no_attempt_was_counted(&db).await;
@@ -252,8 +250,7 @@ async fn a_full_queue_refuses_and_is_asked_again() {
     let mut shop = shop_on(&db, &backoff).await;
     let Wire::Rabbit { prefix, .. } = &db.wire else { unreachable!() };
     shop.server.tell("/v1/consumers/inventory/pause", &json!({})).await;
-    let pattern = format!("^{prefix}.inventory$");
-    broker.ctl(&["set_policy", "full", &pattern, r#"{"max-length":1}"#, "--apply-to", "queues"]);
+    broker.limit_queue(&format!("{prefix}.inventory"), "max-length", 1);
     let refused = "SELECT COUNT(*) FROM messaging_outbox WHERE attempts > 0 AND last_error LIKE '%full%'";
     let began = Instant::now();
     // The broker takes a moment to refuse: what is sent to it in one go may all get in.
@@ -262,7 +259,7 @@ async fn a_full_queue_refuses_and_is_asked_again() {
         shop.place(10).await;
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
-    broker.ctl(&["clear_policy", "full"]);
+    broker.clear_limit();
     shop.server.tell("/v1/consumers/inventory/resume", &json!({})).await;
     shop.check().await;
     assert!(shop.server.terminate().await);

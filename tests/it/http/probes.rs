@@ -160,6 +160,7 @@ async fn probes_answer_within_a_second_though_the_broker_hangs_or_is_gone() {
     let page = server.get("/v1/metrics").send().await.unwrap().text().await.unwrap();
     assert!(page.contains("stockade_database_up 1.0"), "a broker that hangs is not the database's fault");
     broker.thaw();
+    rabbit::until_queues_are_safe().await;
     broker.kill();
     eventually("a broker that is down", || async {
         (server.read("/v1/health").await["broker"]["status"] == "down").then_some(())

@@ -334,12 +334,13 @@ async fn a_broker_that_is_away_or_blocked_is_named() {
     let db = TestDb::new(Engine::Sqlite).await.over(Wire::on(broker.url()));
     let server = Server::start(&db, &[]);
     server.until_connected().await;
-    broker.ctl(&["set_vm_memory_high_watermark", "absolute", "1"]);
+    broker.run_out_of_memory().await;
     let order = server.place("a", &[("WIDGET-A", 1)]).await;
     let blocked = "its order.placed waits for the broker (the broker takes no messages: ";
     eventually_waits(&server, &order, |sentence| sentence.starts_with(blocked)).await;
-    broker.ctl(&["set_vm_memory_high_watermark", "absolute", "2GB"]);
+    broker.have_memory();
     eventually_waits(&server, &order, |sentence| sentence.starts_with("reserved")).await;
+    rabbit::until_queues_are_safe().await;
     broker.kill();
     eventually("a broker that is down", || async {
         (server.read("/v1/health").await["broker"]["status"] == "down").then_some(())

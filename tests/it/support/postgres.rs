@@ -99,6 +99,18 @@ pub fn free_port() -> u16 {
         .expect("a free port between 20000 and 32000")
 }
 
+/// The data of a server without databases, made once: a copy takes a tenth of the time.
+fn new_cluster() -> PathBuf {
+    static NEW: OnceLock<OwnPostgres> = OnceLock::new();
+    let new = NEW.get_or_init(|| {
+        let new = OwnPostgres { folder: tempfile::tempdir().unwrap(), port: 0 };
+        new.hand_over();
+        new.run("initdb", &["-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"]);
+        new
+    });
+    new.folder.path().join("data")
+}
+
 /// A server of a test's own, to be taken away from under its clients.
 pub struct OwnPostgres {
     folder: tempfile::TempDir,
@@ -110,12 +122,19 @@ impl OwnPostgres {
         // On a real disk: these are the databases whose crashes are tested.
         let folder = tempfile::tempdir_in("/var/tmp").unwrap();
         let own = Self { folder, port: free_port() };
-        if is_root() {
-            assert!(Command::new("chown").arg("postgres").arg(own.folder.path()).status().unwrap().success());
-        }
-        own.run("initdb", &["-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"]);
+        let data = own.folder.path().join("data");
+        let copy = Command::new("cp").arg("-a").arg(new_cluster()).arg(data).status().unwrap();
+        assert!(copy.success());
+        own.hand_over();
         own.start_again();
         own
+    }
+
+    /// Postgres refuses to run as root.
+    fn hand_over(&self) {
+        if is_root() {
+            assert!(Command::new("chown").arg("postgres").arg(self.folder.path()).status().unwrap().success());
+        }
     }
 
     pub fn url(&self) -> String {
