@@ -18,7 +18,7 @@ async fn told(db: &TestDb, id: &str) -> Vec<String> {
     let mut tx = db.read().await.unwrap();
     let told: Vec<String> = stockade::on!(tx, c => {
         sqlx::query_scalar(
-            "SELECT event_type FROM messaging_outbox WHERE aggregate_type = 'order' AND aggregate_id = $1 ORDER BY id",
+            "SELECT event_type FROM messaging_outbox WHERE aggregate_type = 'order' AND aggregate_id = $1 AND kind = 'event' ORDER BY id",
         )
         .bind(id)
         .fetch_all(c)
