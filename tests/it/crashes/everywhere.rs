@@ -94,7 +94,7 @@ impl<'a> Tours<'a> {
     async fn start(&self, more: &[&str]) -> Server {
         let own = self.flags.iter().map(String::as_str);
         let flags: Vec<&str> = FLAGS.into_iter().chain(own).chain(more.iter().copied()).collect();
-        self.db.end_leases().await;
+        self.db.end_leases_of_the_dead().await;
         for _ in 0..DEATHS_MAX {
             let mut command = witness::command(self.db, &flags);
             command.env(witness::DEATHS, &self.deaths);

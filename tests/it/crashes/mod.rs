@@ -69,7 +69,7 @@ impl<'a> Shop<'a> {
 
     /// Starts another server in place of one that is gone.
     async fn reopen(&mut self) {
-        self.db.end_leases().await;
+        self.db.end_leases_of_the_dead().await;
         self.server = witness::start(self.db, &self.flags);
         self.server.until_connected().await;
     }

@@ -78,7 +78,7 @@ async fn a_call_that_died_is_unknown_and_made_again(db: TestDb) {
     server.place_and_wait("alice", &[("WIDGET-A", 1)]).await;
     receiver.until_posted(1).await;
     server.kill();
-    db.end_leases().await;
+    db.end_leases_of_the_dead().await;
     let server = witness::start(&db, &by_webhook(&receiver, &SHORT));
     // As it was left, until the lease of the dead has run out.
     let (_, row) = until_sent(&server).await;
@@ -95,7 +95,7 @@ async fn a_call_that_died_is_unknown_and_left_alone_if_told_so(db: TestDb) {
     server.place_and_wait("alice", &[("WIDGET-A", 1)]).await;
     receiver.until_posted(1).await;
     server.kill();
-    db.end_leases().await;
+    db.end_leases_of_the_dead().await;
     let server = witness::start(&db, &by_webhook(&receiver, &flags));
     let letter = until_letter(&server).await;
     assert_eq!((&letter["reason"], &letter["attempts"]), (&json!("outcome-unknown"), &json!(1)));
@@ -117,7 +117,7 @@ async fn what_kills_the_process_at_every_call_is_given_up_on(db: TestDb) {
         // It may die before it has answered.
         let _ = server.post("/v1/consumers/notifications/resume", &json!({})).send().await;
         server.ended().await;
-        db.end_leases().await;
+        db.end_leases_of_the_dead().await;
         server = witness::start(&db, &flags);
     }
     assert_eq!(until_letter(&server).await["reason"], "process-killer");

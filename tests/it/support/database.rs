@@ -191,7 +191,19 @@ impl TestDb {
         query.execute(self.beside().await).await.unwrap().rows_affected()
     }
 
-    /// Ends the leases of a process that has died, as if their time had run out.
+    /// Ends the leases of all processes once they have died, as if the time of the leases had run out. On Postgres the last
+    /// statement of a dead process may still run.
+    pub async fn end_leases_of_the_dead(&self) {
+        if !self.url.starts_with("sqlite:") {
+            let others = "SELECT COUNT(*) FROM pg_stat_activity
+                 WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()";
+            let gone = async || (self.count(others).await == 0).then_some(());
+            super::eventually("the end of the connections of the dead", gone).await;
+        }
+        self.end_leases().await;
+    }
+
+    /// Ends all leases, as if their time had run out.
     pub async fn end_leases(&self) {
         let statements = match self.url.starts_with("sqlite:") {
             true => [
