@@ -151,6 +151,19 @@ async fn a_panic_is_retried_and_ends_as_handler_panic(db: TestDb) {
     assert!(counted("failed-for-now").is_none());
 }
 
+/// A process that dies between two transactions would lose the retry, or run the event twice. On Postgres each row names the
+/// transaction that wrote it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
+async fn a_retry_is_written_with_the_mark_of_its_event() {
+    let db = TestDb::new(Engine::Postgres).await;
+    let rig = Rig::new(&db).await;
+    rig.deliver(&told("retry"), 1).await;
+    assert_eq!(rig.consume().await, 1);
+    let written = "SELECT COUNT(*) FROM messaging_inbox i JOIN messaging_outbox o ON o.event_id = i.event_id
+         WHERE i.state = 'retrying' AND o.kind = 'retry' AND i.xmin = o.xmin";
+    assert_eq!(rig.number(written).await, 1);
+}
+
 async fn retries_go_through_the_outbox_with_backoff_and_keep_id_and_correlation(db: TestDb) {
     let rig = Rig::new(&db).await;
     let event = told("retry");

@@ -12,7 +12,7 @@ use stockade::messaging::{Event, Reaction};
 use uuid::Uuid;
 
 use crate::support::kernel::{KEY, Probe, QUEUE, Rig, event, many, told};
-use crate::support::{TestDb, each_database, each_database_on_rabbit, eventually};
+use crate::support::{Engine, TestDb, each_database, each_database_on_rabbit, eventually};
 
 /// Longer than a batch of any rate lasts.
 const SECOND: Duration = Duration::from_secs(1);
@@ -388,3 +388,37 @@ each_database_on_rabbit!(
     a_redrive_sends_the_letters_that_were_open_when_it_was_asked_for,
     a_replay_changes_nothing_that_was_done,
 );
+
+/// A process that dies between two transactions would send a part again, or not at all. On Postgres each row names the
+/// transaction that wrote it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
+async fn what_a_redrive_sends_is_written_with_its_progress() {
+    let db = TestDb::new(Engine::Postgres).await;
+    let rig = Rig::new(&db).await;
+    rejected(&rig, 4).await;
+    redrive(&rig, Letters::default(), 1000).await;
+    runner(&rig).try_once().await.unwrap();
+    let letters = "SELECT xmin::text AS x FROM messaging_dead_letters WHERE state = 'redriven'";
+    assert_written_at_once(&rig, "redrive", letters, 9).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
+async fn what_a_replay_sends_is_written_with_its_progress() {
+    let db = TestDb::new(Engine::Postgres).await;
+    let rig = Rig::new(&db).await;
+    rig.tell(&many("note", 4)).await;
+    rig.settle().await;
+    replay(&rig, None).await;
+    runner(&rig).try_once().await.unwrap();
+    assert_written_at_once(&rig, "replay", "SELECT NULL WHERE false", 5).await;
+}
+
+/// The job, what it has sent and `others` were written by one transaction.
+async fn assert_written_at_once(rig: &Rig, kind: &str, others: &str, count: i64) {
+    let rows = format!(
+        "SELECT xmin::text AS x FROM messaging_jobs WHERE kind = '{kind}'
+         UNION ALL SELECT xmin::text FROM messaging_outbox WHERE kind = '{kind}' UNION ALL {others}"
+    );
+    assert_eq!(rig.number(&format!("SELECT COUNT(*) FROM ({rows}) written")).await, count);
+    assert_eq!(rig.number(&format!("SELECT COUNT(DISTINCT x) FROM ({rows}) written")).await, 1);
+}
