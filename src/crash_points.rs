@@ -1,7 +1,7 @@
 //! One hook before and after every commit, publish and acknowledgement, for tests that let the process die there.
 //!
-//! Every path to these steps leads through a handful of functions, so a new call site is a crash point without being
-//! named: it is identified by the line that calls the step. Without a hook a point costs one atomic load.
+//! Every path to these steps leads through a handful of functions, so a new call site needs no name: the file and line of
+//! the call identify it. Without a hook a point costs one atomic load.
 
 use std::fmt;
 use std::panic::Location;

@@ -7,9 +7,9 @@ use std::borrow::Cow;
 use std::panic::Location;
 use std::time::Duration;
 
-use sqlx::migrate::{Migrate, MigrateError, Migration, MigrationType, Migrator};
+use sqlx::migrate::{Migrate, MigrateError, Migration, MigrationType};
 use sqlx::sqlite::SqliteConnectOptions;
-use sqlx::{Acquire, ConnectOptions, Connection, SqlSafeStr, SqlStr};
+use sqlx::{ConnectOptions, Connection, SqlSafeStr, SqlStr};
 
 use super::Engine;
 use crate::crash_points::{self, Step};
@@ -52,7 +52,7 @@ const MIGRATIONS: [(i64, &str, &str, &str); 24] = migrations![
     68 "0068_notifications_checks",
 ];
 
-/// Where sqlx keeps which ones have been applied.
+/// sqlx's table of applied migrations.
 const TABLE: &str = "_sqlx_migrations";
 
 /// How long to wait for somebody who reads or writes the file with another program.
@@ -69,46 +69,48 @@ pub(super) async fn run(engine: &Engine) -> Result<(), MigrateError> {
             // To index a large table, or to wait for an instance that does, takes longer than any other statement may.
             let patient = (*pool.connect_options()).clone().options([("statement_timeout", "0")]);
             let mut connection = patient.connect().await?;
-            apply(migrator(|(_, _, postgres, _)| postgres), &mut connection).await?;
+            apply(&all(|(_, _, postgres, _)| postgres), &mut connection).await?;
             Ok(connection.close().await?)
         }
         Engine::Sqlite { writer: Some(writer), .. } => {
             let connect = SqliteConnectOptions::new().filename(writer.path()).busy_timeout(BUSY_FOR_MAX);
             let mut connection = connect.disable_statement_logging().connect().await?;
-            apply(migrator(|(_, _, _, sqlite)| sqlite), &mut connection).await?;
+            apply(&all(|(_, _, _, sqlite)| sqlite), &mut connection).await?;
             Ok(connection.close().await?)
         }
         Engine::Sqlite { writer: None, .. } => Ok(()),
     }
 }
 
-/// Applies what is missing, each migration in a transaction of its own and a crash point.
-async fn apply<C>(mut migrator: Migrator, connection: &mut C) -> Result<(), MigrateError>
-where
-    C: Migrate,
-    for<'c> &'c mut C: Acquire<'c, Connection = &'c mut C>,
-{
+/// Applies missing migrations, each in its own transaction between two crash points. A newer binary may have migrated
+/// further; this one still runs on that schema.
+async fn apply<C: Migrate>(migrations: &[Migration], connection: &mut C) -> Result<(), MigrateError> {
     connection.lock().await?;
-    migrator.set_locking(false);
     connection.ensure_migrations_table(TABLE).await?;
-    let applied = connection.list_applied_migrations(TABLE).await?;
-    let is_missing = |migration: &&Migration| applied.iter().all(|known| known.version != migration.version);
-    for missing in migrator.iter().filter(is_missing) {
-        let step = migrator.run_to(missing.version, &mut *connection);
-        crash_points::around(Step::Commit, Location::caller(), step).await?;
+    if let Some(version) = connection.dirty_version(TABLE).await? {
+        return Err(MigrateError::Dirty(version));
     }
-    // With nothing missing, this compares what has been applied with what is here.
-    migrator.run(&mut *connection).await?;
+    let applied = connection.list_applied_migrations(TABLE).await?;
+    for migration in migrations {
+        match applied.iter().find(|applied| applied.version == migration.version) {
+            Some(applied) if applied.checksum != migration.checksum => {
+                return Err(MigrateError::VersionMismatch(migration.version));
+            }
+            Some(_) => {}
+            None => {
+                let step = connection.apply(TABLE, migration);
+                crash_points::around(Step::Commit, Location::caller(), step).await?;
+            }
+        }
+    }
     connection.unlock().await
 }
 
-fn migrator(side: fn((i64, &'static str, &'static str, &'static str)) -> &'static str) -> Migrator {
+/// The migrations of one database.
+fn all(side: fn((i64, &'static str, &'static str, &'static str)) -> &'static str) -> Vec<Migration> {
     let migration = |entry: (i64, &'static str, &'static str, &'static str)| {
         let sql: SqlStr = side(entry).into_sql_str();
         Migration::new(entry.0, Cow::Borrowed(entry.1), MigrationType::Simple, sql, false)
     };
-    let mut migrator = Migrator::with_migrations(MIGRATIONS.into_iter().map(migration).collect());
-    // A newer binary may have migrated further; this one still runs on that schema.
-    migrator.set_ignore_missing(true);
-    migrator
+    MIGRATIONS.into_iter().map(migration).collect()
 }

@@ -151,10 +151,10 @@ async fn a_panic_is_retried_and_ends_as_handler_panic(db: TestDb) {
     assert!(counted("failed-for-now").is_none());
 }
 
-/// A process that dies between two transactions would lose the retry, or run the event twice. On Postgres each row names the
-/// transaction that wrote it.
+/// A process that died between two would lose the retry, or run the event twice. Postgres keeps the transaction that wrote a
+/// row in `xmin`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
-async fn a_retry_is_written_with_the_mark_of_its_event() {
+async fn a_retry_and_its_inbox_row_share_a_transaction() {
     let db = TestDb::new(Engine::Postgres).await;
     let rig = Rig::new(&db).await;
     rig.deliver(&told("retry"), 1).await;

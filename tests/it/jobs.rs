@@ -389,10 +389,8 @@ each_database_on_rabbit!(
     a_replay_changes_nothing_that_was_done,
 );
 
-/// A process that dies between two transactions would send a part again, or not at all. On Postgres each row names the
-/// transaction that wrote it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
-async fn what_a_redrive_sends_is_written_with_its_progress() {
+async fn a_redrive_and_its_progress_share_a_transaction() {
     let db = TestDb::new(Engine::Postgres).await;
     let rig = Rig::new(&db).await;
     rejected(&rig, 4).await;
@@ -403,7 +401,7 @@ async fn what_a_redrive_sends_is_written_with_its_progress() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
-async fn what_a_replay_sends_is_written_with_its_progress() {
+async fn a_replay_and_its_progress_share_a_transaction() {
     let db = TestDb::new(Engine::Postgres).await;
     let rig = Rig::new(&db).await;
     rig.tell(&many("note", 4)).await;
@@ -413,7 +411,8 @@ async fn what_a_replay_sends_is_written_with_its_progress() {
     assert_written_at_once(&rig, "replay", "SELECT NULL WHERE false", 5).await;
 }
 
-/// The job, what it has sent and `others` were written by one transaction.
+/// One transaction wrote the job, what it has sent and `others`: a process that died between two would send a batch again,
+/// or not at all. Postgres keeps the transaction that wrote a row in `xmin`.
 async fn assert_written_at_once(rig: &Rig, kind: &str, others: &str, count: i64) {
     let rows = format!(
         "SELECT xmin::text AS x FROM messaging_jobs WHERE kind = '{kind}'

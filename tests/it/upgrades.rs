@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, SqlSafeStr};
 use stockade::clock::{Clock, Timestamp, mint_id};
-use stockade::db::sqlite;
+
 use stockade::http::caller::DEFAULT_GROUP;
 use stockade::messaging::event::hash_of;
 use uuid::Uuid;
 
-use crate::support::{App, Engine, TestDb, eventually};
+use crate::support::{App, Engine, Server, TestDb, each_database, eventually};
 
 /// The first schema with every module in it, and the last one before SQLite's was rewritten in place (0065 to 0068).
 const VERSIONS: [i64; 2] = [7, 64];
@@ -230,7 +230,7 @@ async fn a_file_of_an_earlier_version_is_brought_up_to_date_with_all_that_is_in_
         let look = db.look().await;
         let mut tx = look.read().await.unwrap();
         let stockade::db::Conn::Sqlite(c) = tx.conn() else { unreachable!("it is a file") };
-        let sound: String = sqlite::query_scalar("PRAGMA integrity_check").fetch_one(c).await.unwrap();
+        let sound: String = stockade::db::sqlite::query_scalar("PRAGMA integrity_check").fetch_one(c).await.unwrap();
         assert_eq!(sound, "ok", "version {version}");
     }
 }
@@ -247,3 +247,36 @@ async fn a_postgres_database_of_an_earlier_version_is_brought_up_to_date_with_al
         is_taken_over(&db, held, placed, version).await;
     }
 }
+
+async fn a_schema_that_a_newer_binary_has_extended_is_served(db: TestDb) {
+    let newer = "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time)
+         SELECT 9999, 'newer', success, checksum, execution_time FROM _sqlx_migrations WHERE version = 1";
+    db.execute(newer, &[]).await;
+    assert!(Server::start(&db, &[]).terminate().await);
+}
+
+async fn a_schema_that_is_half_applied_or_was_changed_is_refused(db: TestDb) {
+    for (change, expected) in [
+        ("UPDATE _sqlx_migrations SET success = false WHERE version = 2", "migration 2 is partially applied"),
+        ("UPDATE _sqlx_migrations SET success = true", ""),
+        (
+            "UPDATE _sqlx_migrations SET checksum = (SELECT checksum FROM _sqlx_migrations WHERE version = 2)
+             WHERE version = 1",
+            "migration 1 was previously applied but has been modified",
+        ),
+    ] {
+        db.execute(change, &[]).await;
+        if expected.is_empty() {
+            assert!(Server::start(&db, &[]).terminate().await);
+            continue;
+        }
+        let refused = Server::command(&db, &[]).output().unwrap();
+        let said = String::from_utf8(refused.stderr).unwrap();
+        assert!(refused.status.code() == Some(1) && said.contains(expected), "{said}");
+    }
+}
+
+each_database!(
+    a_schema_that_a_newer_binary_has_extended_is_served,
+    a_schema_that_is_half_applied_or_was_changed_is_refused,
+);

@@ -199,12 +199,13 @@ async fn a_channel_that_the_broker_closes_takes_no_connection_along() {
     // Their processes, of which there is a new one for each new connection.
     let connections = || {
         broker.eval(
-            "[I || I <- rabbit_networking:connection_info_all([pid, client_properties]),
-                 {<<\"connection_name\">>, _, <<\"stockade\", _/binary>>} <- proplists:get_value(client_properties, I)]",
+            r#"lists:sort([pid_to_list(proplists:get_value(pid, I)) ||
+                 I <- rabbit_networking:connection_info_all([pid, client_properties]),
+                 {<<"connection_name">>, _, <<"stockade", _/binary>>} <- proplists:get_value(client_properties, I)])"#,
         )
     };
     let before = connections();
-    assert_eq!(before.matches("{pid,").count(), 2, "one to publish and one to consume: {before}");
+    assert_eq!(before.matches('<').count(), 2, "one to publish and one to consume: {before}");
     // Looking for a queue that is gone costs the channel that asks.
     Stranger::on(&db).await.delete("notifications").await;
     shop.place(5).await;
@@ -222,7 +223,7 @@ async fn a_broker_short_of_memory_stops_neither_the_api_nor_the_consumers() {
     shop.server.tell("/v1/consumers/inventory/pause", &json!({})).await;
     shop.place(10).await;
     eventually("published", || async { (db.count(PENDING).await == 0).then_some(()) }).await;
-    broker.run_out_of_memory().await;
+    broker.raise_memory_alarm().await;
     shop.place(10).await;
     until_broker_is(&shop.server, "blocked").await;
     shop.server.tell("/v1/consumers/inventory/resume", &json!({})).await;
@@ -234,7 +235,7 @@ async fn a_broker_short_of_memory_stops_neither_the_api_nor_the_consumers() {
     assert_no_attempt_was_counted(&db).await;
     let pending = db.count(PENDING).await;
     assert!(pending >= 20, "{pending}");
-    broker.have_memory();
+    broker.clear_memory_alarm();
     until_published(&db, pending).await;
     shop.check().await;
     assert_no_attempt_was_counted(&db).await;
@@ -283,18 +284,18 @@ async fn a_database_that_goes_away_costs_no_message_on_a_broker() {
     })
     .await;
     // Several rounds of a consumer that does not wait for it.
-    shop.until_tried(4).await;
+    shop.until_tried(12).await;
     postgres.start_again();
     eventually("all of them held", || async {
         (db.count("SELECT COUNT(*) FROM inventory_reservations").await == 20).then_some(())
     })
     .await;
+    until_finished_and_audited(&db).await;
+    witness::check(&db).await;
     assert_eq!(shop.server.stock("A").await, (super::STOCK, 20), "each once");
     assert!(shop.letters().await.is_empty());
     // Given back once or twice, not once a round: they are not even suspected of killing their consumer.
     let alone = "SELECT COUNT(*) FROM messaging_inbox WHERE attempts <> 1 OR unfinished_runs <> 0";
     assert_eq!(db.count(alone).await, 0);
-    until_finished_and_audited(&db).await;
-    witness::check(&db).await;
     assert!(shop.server.terminate().await);
 }

@@ -43,8 +43,8 @@ impl Shop<'_> {
         join_all(orders.iter().map(|id| step(&self.server, id, what))).await
     }
 
-    /// Every step that was acknowledged has been taken. To be asked before anybody repeats a step: the repeat would
-    /// repair its loss.
+    /// Every step that was acknowledged has been taken. To be called before a client repeats one: the repeat would hide its
+    /// loss.
     async fn check_taken<'o>(&self, acknowledged: impl IntoIterator<Item = (&'o String, &str)>) {
         let orders = self.server.walk("/v1/orders?limit=200").await;
         for (id, what) in acknowledged {
@@ -181,20 +181,25 @@ async fn kills_in_a_burst_of_payments_and_cancellations_leave_one_outcome_each(d
     let steps: Vec<(&String, &str)> =
         orders.iter().enumerate().map(|(n, id)| (id, if n % 3 == 0 { "cancel" } else { "payments" })).collect();
     let mut acknowledged = BTreeSet::new();
+    const KILLED_AFTER: usize = 10;
     for _ in 0..3 {
         {
             let ask = async |n: usize| step(&shop.server, steps[n].0, steps[n].1).await.map(|taken| (n, taken));
-            let mut burst: FuturesUnordered<_> = (0..steps.len()).map(ask).collect();
+            // Those without an answer first.
+            let mut asked: Vec<usize> = (0..steps.len()).collect();
+            asked.sort_by_key(|n| acknowledged.contains(n));
+            let mut burst: FuturesUnordered<_> = asked.into_iter().map(ask).collect();
             let mut answered = 0;
             while let Some(answer) = burst.next().await {
                 let Some((n, taken)) = answer else { continue };
                 assert!(taken, "{:?} is possible", steps[n]);
                 acknowledged.insert(n);
                 answered += 1;
-                if answered == 20 {
+                if answered == KILLED_AFTER {
                     shop.server.signal("KILL");
                 }
             }
+            assert!(answered >= KILLED_AFTER, "{answered} answers");
         }
         shop.restart().await;
         shop.check_taken(acknowledged.iter().map(|n| steps[*n])).await;

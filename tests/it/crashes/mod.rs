@@ -11,6 +11,8 @@ mod processes;
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
 use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt};
@@ -20,11 +22,11 @@ use serde_json::Value;
 use crate::support::{Api, Server, TestDb, assert_audited, eventually, order, until_finished, witness};
 
 /// Polls and retries several times a second. Leases are as long as in production, so that none ends on a busy machine
-/// while its holder lives: see [`TestDb::end_leases`] for those of the dead.
+/// while its holder lives: see [`TestDb::end_leases_of_dead_servers`].
 const QUICK: [&str; 8] = ["--poll", "200ms", "--outbox-poll", "200ms", "--retry-base", "50ms", "--retry-cap", "200ms"];
 
-/// Answers soon that the database is away. What was claimed by a commit whose connection broke is nobody's until its lease
-/// ends, which is soon as well.
+/// Fails fast when the database is away. A claim whose commit lost its connection keeps its rows from everybody until its
+/// lease ends, so the lease is short.
 const IMPATIENT: [&str; 4] = ["--db-acquire-timeout", "1s", "--lease", "10s"];
 
 const PATIENT: [&str; 4] = ["--lease", "60s", "--amqp-confirm-timeout", "60s"];
@@ -69,7 +71,7 @@ impl<'a> Shop<'a> {
 
     /// Starts another server in place of one that is gone.
     async fn reopen(&mut self) {
-        self.db.end_leases_of_the_dead().await;
+        self.db.end_leases_of_dead_servers().await;
         self.server = witness::start(self.db, &self.flags);
         self.server.until_connected().await;
     }
@@ -123,10 +125,8 @@ impl<'a> Shop<'a> {
 
     /// Waits for the server to die where it was told to, and starts another.
     async fn die_and_reopen(&mut self) {
-        use std::os::unix::process::ExitStatusExt;
-        const SIGABRT: i32 = 6;
         let status = self.server.ended().await;
-        assert_eq!(status.signal(), Some(SIGABRT), "it died at the point it was told to: {status}");
+        assert!(is_abort(status), "it died at the point it was told to: {status}");
         self.reopen().await;
     }
 
@@ -178,7 +178,7 @@ impl<'a> Shop<'a> {
         assert!(self.letters().await.is_empty());
     }
 
-    /// Waits until consumers have tried `count` more times to work with a database that refuses.
+    /// Waits for `count` more failed attempts of the consumers to work with the database.
     async fn until_tried(&self, count: u64) {
         let tries = async || self.server.counter("stockade_db_busy_total").await;
         let enough = tries().await + count;
@@ -188,6 +188,12 @@ impl<'a> Shop<'a> {
     async fn letters(&self) -> Vec<Value> {
         self.server.walk("/v1/dead-letters?state=open").await
     }
+}
+
+/// Did the process die at a point, and not of an error?
+fn is_abort(status: ExitStatus) -> bool {
+    const SIGABRT: i32 = 6;
+    status.signal() == Some(SIGABRT)
 }
 
 /// Waits until more orders are committed than now.

@@ -50,14 +50,14 @@ impl Shop<'_> {
     }
 }
 
-/// Whatever else a point stands for: a process that gets there dies, and the next one finishes everything.
+/// At every named point the process dies, and the next one finishes the work.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_server_dies_at_each_point_that_the_api_offers() {
     let db = TestDb::new(Engine::Sqlite).await;
     let receiver = Webhooks::open([]).await;
     let mut shop = Shop::open(&db, &by_webhook(&receiver)).await;
     for (point, _) in POINTS {
-        // An order that is relayed, fails once and is told of by a call; and a message that is rejected.
+        // An order that is relayed, fails once and is notified by webhook; and a message that is rejected.
         shop.server.tell("/v1/consumers/relay/pause", &json!({})).await;
         shop.server.tell("/v1/lab/fail", &json!({ "consumer": "inventory", "times": 1 })).await;
         shop.arm(point, None).await;

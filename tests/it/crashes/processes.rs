@@ -185,6 +185,7 @@ async fn share_the_work(db: TestDb) {
     assert!(placed.iter().all(Option::is_some));
     let notices = "SELECT COUNT(*) FROM notifications_notices";
     eventually("all notices", || async { (db.count(notices).await == BURST).then_some(()) }).await;
+    until_finished(&db).await;
     for server in servers {
         assert!(server.terminate().await);
     }

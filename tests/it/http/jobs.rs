@@ -137,7 +137,7 @@ async fn a_redrive_survives_the_process(db: TestDb) {
     let path = format!("/v1/redrives/{}", job["id"].as_str().unwrap());
     eventually("a few sent", || async { (server.read(&path).await["sent"].as_i64() > Some(0)).then_some(()) }).await;
     server.kill();
-    db.end_leases_of_the_dead().await;
+    db.end_leases_of_dead_servers().await;
     let server = witness::start(&db, &[]);
     let done = until_ended(&server, &path).await;
     assert_eq!((&done["state"], &done["sent"], &done["skipped"]), (&json!("done"), &json!(LETTERS), &json!(0)));

@@ -18,7 +18,8 @@ async fn told(db: &TestDb, id: &str) -> Vec<String> {
     let mut tx = db.read().await.unwrap();
     let told: Vec<String> = stockade::on!(tx, c => {
         sqlx::query_scalar(
-            "SELECT event_type FROM messaging_outbox WHERE aggregate_type = 'order' AND aggregate_id = $1 AND kind = 'event' ORDER BY id",
+            "SELECT event_type FROM messaging_outbox
+             WHERE aggregate_type = 'order' AND aggregate_id = $1 AND kind = 'event' ORDER BY id",
         )
         .bind(id)
         .fetch_all(c)
@@ -170,7 +171,7 @@ async fn reservation(app: &App, id: &str, state: &str) -> Value {
 }
 
 async fn stock_follows_the_order_through_its_life(db: TestDb) {
-    let app = App::start_with(&db, &["--hold-time", "3s"]).await;
+    let app = App::start_with(&db, &["--hold-time", "8s"]).await;
     app.until_connected().await;
     app.put_stock("A", 10).await;
     let (paid, cancelled, expired) = (app.reserve("A", 5).await, app.reserve("A", 5).await, app.reserve("A", 5).await);
@@ -362,7 +363,7 @@ async fn a_late_answer_changes_nothing_and_is_counted(db: TestDb) {
 }
 
 async fn an_unpaid_order_expires_and_says_why(db: TestDb) {
-    let app = App::start_with(&db, &["--hold-time", "3s"]).await;
+    let app = App::start_with(&db, &["--hold-time", "8s"]).await;
     app.until_connected().await;
     app.put_stock("A", 10).await;
     let (left, paid) = (app.reserve("A", 100).await, app.reserve("A", 100).await);

@@ -138,9 +138,11 @@ async fn a_pause_survives_a_restart(db: TestDb) {
         (app.read("/v1/queues/inventory").await["depth"] == 1).then_some(())
     })
     .await;
-    let health = app.read("/v1/health").await;
     for (name, state) in [("inventory", "paused"), ("dead-letters", "paused"), ("relay", "running")] {
-        assert_eq!(health["loops"][name]["state"], state, "{name}");
+        eventually(&format!("{name} {state}"), async || {
+            (app.read("/v1/health").await["loops"][name]["state"] == state).then_some(())
+        })
+        .await;
     }
     resume(&app, "inventory").await;
     app.eventually_list("/v1/notifications", 1).await;

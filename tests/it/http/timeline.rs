@@ -334,11 +334,11 @@ async fn a_broker_that_is_away_or_blocked_is_named() {
     let db = TestDb::new(Engine::Sqlite).await.over(Wire::on(broker.url()));
     let server = Server::start(&db, &[]);
     server.until_connected().await;
-    broker.run_out_of_memory().await;
+    broker.raise_memory_alarm().await;
     let order = server.place("a", &[("WIDGET-A", 1)]).await;
     let blocked = "its order.placed waits for the broker (the broker takes no messages: ";
     eventually_waits(&server, &order, |sentence| sentence.starts_with(blocked)).await;
-    broker.have_memory();
+    broker.clear_memory_alarm();
     eventually_waits(&server, &order, |sentence| sentence.starts_with("reserved")).await;
     rabbit::until_queues_are_safe().await;
     broker.kill();

@@ -7,9 +7,6 @@ use crate::support::{
     Engine, Reply, TestDb, Webhooks, each_database, eventually, under_way, until_finished_and_audited, witness,
 };
 
-/// A call without an answer is cut off within seconds, and a broker misses its peer as soon.
-const SHORT: [&str; 4] = ["--handler-timeout", "5s", "--amqp-heartbeat", "1s"];
-
 const FENCED: &str = "stockade_fenced_writes_total";
 
 each_database!(
@@ -34,16 +31,18 @@ mod zombies {
 
 async fn a_worker_that_was_stopped_writes_nothing_late(db: TestDb) {
     let receiver = Webhooks::open([Reply::Hold]).await;
-    let first = witness::start(&db, &by_webhook(&receiver, &SHORT));
+    // A broker soon misses a server that is stopped.
+    let flags = by_webhook(&receiver, &["--amqp-heartbeat", "1s"]);
+    let first = witness::start(&db, &flags);
     first.until_connected().await;
     first.place_and_wait("alice", &[("WIDGET-A", 1)]).await;
     receiver.until_posted(1).await;
-    // What it stops with in a transaction would be locked for the other.
+    // A lock that the stopped server held would block the other.
     let call = if db.is_on_rabbit() { 1 } else { 2 };
     eventually("nothing under way but the call", async || (under_way(&db).await == call).then_some(())).await;
     first.signal("STOP");
     db.end_leases().await;
-    let second = witness::start(&db, &by_webhook(&receiver, &SHORT));
+    let second = witness::start(&db, &flags);
     second.until_connected().await;
     // The second takes over what the first seems to have left, and its call is answered at once.
     let (notice, row) = until_sent(&second).await;
@@ -53,6 +52,7 @@ async fn a_worker_that_was_stopped_writes_nothing_late(db: TestDb) {
     let metrics = second.counter(FENCED).await;
 
     first.signal("CONT");
+    receiver.let_go();
     let row = eventually("a late write that was turned away", async || {
         let row = inbox_row(&second, &notice).await;
         (row["fenced"] == 1).then_some(row)
@@ -74,13 +74,12 @@ async fn assert_sound(db: &TestDb) {
 
 async fn a_call_that_died_is_unknown_and_made_again(db: TestDb) {
     let receiver = Webhooks::open([Reply::Hold]).await;
-    let server = witness::start(&db, &by_webhook(&receiver, &SHORT));
+    let server = witness::start(&db, &by_webhook(&receiver, &[]));
     server.place_and_wait("alice", &[("WIDGET-A", 1)]).await;
     receiver.until_posted(1).await;
     server.kill();
-    db.end_leases_of_the_dead().await;
-    let server = witness::start(&db, &by_webhook(&receiver, &SHORT));
-    // As it was left, until the lease of the dead has run out.
+    db.end_leases_of_dead_servers().await;
+    let server = witness::start(&db, &by_webhook(&receiver, &[]));
     let (_, row) = until_sent(&server).await;
     assert_eq!(row["attempts"], 2);
     let posted = receiver.until_posted(2).await;
@@ -90,12 +89,12 @@ async fn a_call_that_died_is_unknown_and_made_again(db: TestDb) {
 
 async fn a_call_that_died_is_unknown_and_left_alone_if_told_so(db: TestDb) {
     let receiver = Webhooks::open([Reply::Hold]).await;
-    let flags = [SHORT.as_slice(), &["--notify-repeat-unknown", "false"]].concat();
+    let flags = ["--notify-repeat-unknown", "false"];
     let server = witness::start(&db, &by_webhook(&receiver, &flags));
     server.place_and_wait("alice", &[("WIDGET-A", 1)]).await;
     receiver.until_posted(1).await;
     server.kill();
-    db.end_leases_of_the_dead().await;
+    db.end_leases_of_dead_servers().await;
     let server = witness::start(&db, &by_webhook(&receiver, &flags));
     let letter = until_letter(&server).await;
     assert_eq!((&letter["reason"], &letter["attempts"]), (&json!("outcome-unknown"), &json!(1)));
@@ -107,7 +106,7 @@ async fn a_call_that_died_is_unknown_and_left_alone_if_told_so(db: TestDb) {
 
 async fn what_kills_the_process_at_every_call_is_given_up_on(db: TestDb) {
     let receiver = Webhooks::open([]).await;
-    let flags = by_webhook(&receiver, &SHORT);
+    let flags = by_webhook(&receiver, &[]);
     let mut server = witness::start(&db, &flags);
     server.tell("/v1/consumers/notifications/pause", &json!({})).await;
     server.place_and_wait("alice", &[("WIDGET-A", 1)]).await;
@@ -117,7 +116,7 @@ async fn what_kills_the_process_at_every_call_is_given_up_on(db: TestDb) {
         // It may die before it has answered.
         let _ = server.post("/v1/consumers/notifications/resume", &json!({})).send().await;
         server.ended().await;
-        db.end_leases_of_the_dead().await;
+        db.end_leases_of_dead_servers().await;
         server = witness::start(&db, &flags);
     }
     assert_eq!(until_letter(&server).await["reason"], "process-killer");

@@ -1,9 +1,11 @@
 //! A database of its own for each test, gone afterwards, and the transport to go with it.
 
+use std::str::FromStr;
+
 use rusqlite::OpenFlags;
 use rusqlite::config::DbConfig;
 use rusqlite::types::FromSql;
-use sqlx::postgres::PgPoolOptions;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection, Executor, PgConnection, PgPool};
 use stockade::clock::{Clock, mint_id};
 use stockade::db::{Db, Options};
@@ -191,14 +193,14 @@ impl TestDb {
         query.execute(self.beside().await).await.unwrap().rows_affected()
     }
 
-    /// Ends the leases of all processes once they have died, as if the time of the leases had run out. On Postgres the last
-    /// statement of a dead process may still run.
-    pub async fn end_leases_of_the_dead(&self) {
+    /// Waits until no server is connected, then ends all leases: Postgres may still run the last statement of a server that
+    /// was killed.
+    pub async fn end_leases_of_dead_servers(&self) {
         if !self.url.starts_with("sqlite:") {
             let others = "SELECT COUNT(*) FROM pg_stat_activity
                  WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()";
             let gone = async || (self.count(others).await == 0).then_some(());
-            super::eventually("the end of the connections of the dead", gone).await;
+            super::eventually("no other connection", gone).await;
         }
         self.end_leases().await;
     }
@@ -211,14 +213,16 @@ impl TestDb {
                  WHERE claimed_by IS NOT NULL AND status IN ('pending', 'failed')",
                 "UPDATE messaging_queue SET lease_until = lease_until - 3600000",
                 "UPDATE messaging_bundles SET lease_until = lease_until - 3600000",
-                "UPDATE messaging_inbox SET lease_until = lease_until - 3600000 WHERE state = 'processing'",
+                "UPDATE messaging_inbox SET lease_until = lease_until - 3600000
+                 WHERE state = 'processing' OR (state = 'waiting' AND unfinished_runs > 0)",
             ],
             false => [
                 "UPDATE messaging_outbox SET available_at = available_at - interval '1 hour'
                  WHERE claimed_by IS NOT NULL AND status IN ('pending', 'failed')",
                 "UPDATE messaging_queue SET lease_until = lease_until - interval '1 hour'",
                 "UPDATE messaging_bundles SET lease_until = lease_until - interval '1 hour'",
-                "UPDATE messaging_inbox SET lease_until = lease_until - interval '1 hour' WHERE state = 'processing'",
+                "UPDATE messaging_inbox SET lease_until = lease_until - interval '1 hour'
+                 WHERE state = 'processing' OR (state = 'waiting' AND unfinished_runs > 0)",
             ],
         };
         for end in statements {
@@ -227,7 +231,9 @@ impl TestDb {
     }
 
     async fn beside(&self) -> &PgPool {
-        let open = async || PgPoolOptions::new().max_connections(1).connect(&self.url).await.unwrap();
+        // A lock that is held for ever, as by a stopped server, fails the test.
+        let options = PgConnectOptions::from_str(&self.url).unwrap().options([("lock_timeout", "10s")]);
+        let open = async || PgPoolOptions::new().max_connections(1).connect_with(options).await.unwrap();
         self.beside.get_or_init(open).await
     }
 

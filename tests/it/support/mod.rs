@@ -20,7 +20,7 @@ pub use api::{Api, http_client, order};
 pub use app::{App, settings, settings_from};
 pub use browser::Browser;
 pub use database::{CONNECTIONS_MAX, Engine, TestDb, Wire};
-pub use finished::{assert_audited, breaches, under_way, until_finished, until_finished_and_audited};
+pub use finished::{assert_audited, under_way, until_finished, until_finished_and_audited};
 pub use postgres::OwnPostgres;
 pub use process::Server;
 pub use proxy::Proxy;

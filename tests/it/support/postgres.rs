@@ -5,7 +5,7 @@
 //! that would keep a core busy.
 
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{OnceLock, mpsc};
@@ -14,6 +14,8 @@ use sqlx::{Connection, Executor, PgConnection};
 
 struct Cluster {
     port: u16,
+    /// A copy of its data from before it started, for servers of a test's own: initdb takes more than a second of CPU.
+    new: PathBuf,
     /// Its stdin is the pipe that keeps the server up.
     _keeper: Child,
 }
@@ -26,21 +28,26 @@ bin=$1 port=$2 dir=$(mktemp -d -t stockade-test-pg.XXXXXX)
 if [ "$(id -u)" = 0 ]; then chown postgres "$dir"; as="setpriv --reuid=postgres --regid=postgres --clear-groups"; fi
 cd /
 $as "$bin/initdb" -D "$dir/data" -U postgres -A trust -E UTF8 --no-locale --no-sync >"$dir/log" 2>&1 </dev/null
+cp -a "$dir/data" "$dir/new"
 $as "$bin/postgres" -D "$dir/data" -p "$port" -k "$dir" -c listen_addresses=127.0.0.1 -c max_connections=400 \
     -c autovacuum=off -c shared_buffers=16MB >>"$dir/log" 2>&1 </dev/null &
 pid=$!
 trap 'kill -INT $pid 2>/dev/null || true; wait $pid 2>/dev/null || true; rm -rf "$dir"' EXIT
 trap '' INT TERM HUP
 until "$bin/pg_isready" -q -h 127.0.0.1 -p "$port"; do kill -0 $pid; sleep 0.05; done
-echo ready
+echo "ready $dir"
 cat >/dev/null
 "#;
 
-/// The URL of a database on the private server, which this starts if need be.
-pub fn url(database: &str) -> String {
+/// The private server, which this starts if need be.
+fn shared() -> &'static Cluster {
     static CLUSTER: OnceLock<Cluster> = OnceLock::new();
-    let cluster = CLUSTER.get_or_init(start);
-    format!("postgres://postgres@127.0.0.1:{}/{database}", cluster.port)
+    CLUSTER.get_or_init(start)
+}
+
+/// The URL of a database on the private server.
+pub fn url(database: &str) -> String {
+    format!("postgres://postgres@127.0.0.1:{}/{database}", shared().port)
 }
 
 /// Drops a database of a test that has ended, later and one after another: no test waits for it.
@@ -78,8 +85,9 @@ fn start() -> Cluster {
     let mut line = String::new();
     let stdout = keeper.stdout.take().expect("its stdout is piped");
     BufReader::new(stdout).read_line(&mut line).expect("the keeper talks text");
-    assert_eq!(line.trim(), "ready", "Postgres did not start; is it installed? ./scripts/test installs it");
-    Cluster { port, _keeper: keeper }
+    let folder = line.trim().strip_prefix("ready ");
+    let folder = folder.expect("Postgres did not start; is it installed? ./scripts/test installs it");
+    Cluster { port, new: Path::new(folder).join("new"), _keeper: keeper }
 }
 
 fn newest_bin() -> PathBuf {
@@ -99,18 +107,6 @@ pub fn free_port() -> u16 {
         .expect("a free port between 20000 and 32000")
 }
 
-/// The data of a server without databases, made once: a copy takes a tenth of the time.
-fn new_cluster() -> PathBuf {
-    static NEW: OnceLock<OwnPostgres> = OnceLock::new();
-    let new = NEW.get_or_init(|| {
-        let new = OwnPostgres { folder: tempfile::tempdir().unwrap(), port: 0 };
-        new.hand_over();
-        new.run("initdb", &["-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"]);
-        new
-    });
-    new.folder.path().join("data")
-}
-
 /// A server of a test's own, to be taken away from under its clients.
 pub struct OwnPostgres {
     folder: tempfile::TempDir,
@@ -123,18 +119,13 @@ impl OwnPostgres {
         let folder = tempfile::tempdir_in("/var/tmp").unwrap();
         let own = Self { folder, port: free_port() };
         let data = own.folder.path().join("data");
-        let copy = Command::new("cp").arg("-a").arg(new_cluster()).arg(data).status().unwrap();
+        let copy = Command::new("cp").arg("-a").arg(&shared().new).arg(data).status().unwrap();
         assert!(copy.success());
-        own.hand_over();
+        if is_root() {
+            assert!(Command::new("chown").arg("postgres").arg(own.folder.path()).status().unwrap().success());
+        }
         own.start_again();
         own
-    }
-
-    /// Postgres refuses to run as root.
-    fn hand_over(&self) {
-        if is_root() {
-            assert!(Command::new("chown").arg("postgres").arg(self.folder.path()).status().unwrap().success());
-        }
     }
 
     pub fn url(&self) -> String {
@@ -145,12 +136,12 @@ impl OwnPostgres {
         self.port
     }
 
-    /// As a crash would: nobody is waited for.
+    /// Immediate shutdown: the next start recovers as from a crash.
     pub fn crash(&self) {
         self.run("pg_ctl", &["stop", "-m", "immediate", "-w"]);
     }
 
-    /// In an orderly way: its clients are told that it shuts down.
+    /// Fast shutdown: its clients are disconnected with 57P01.
     pub fn stop(&self) {
         self.run("pg_ctl", &["stop", "-m", "fast", "-w"]);
     }

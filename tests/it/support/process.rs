@@ -34,8 +34,8 @@ impl Server {
         Self::try_spawn(command, log).expect("the server prints its URL")
     }
 
-    /// The same, with `None` for a server that ends before it is ready.
-    pub fn try_spawn(mut command: Command, log: &Path) -> Option<Self> {
+    /// The same, or how the server ended before it was ready.
+    pub fn try_spawn(mut command: Command, log: &Path) -> Result<Self, ExitStatus> {
         let mut child = command
             .stdout(Stdio::piped())
             .stderr(File::options().create(true).append(true).open(log).unwrap())
@@ -46,11 +46,10 @@ impl Server {
             line.trim().strip_prefix("dashboard").map(|url| url.trim().trim_end_matches('/').to_owned())
         });
         let mut server = Self { api: Api::new(url.clone().unwrap_or_default()), child, stdout: Some(stdout) };
-        if url.is_none() {
-            server.child.wait().unwrap();
-            return None;
+        match url {
+            Some(_) => Ok(server),
+            None => Err(server.child.wait().unwrap()),
         }
-        Some(server)
     }
 
     /// The command line of a server on `db`, to be started.

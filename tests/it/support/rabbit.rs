@@ -188,7 +188,7 @@ impl Rabbit {
 
     /// Starts it and waits until it takes connections.
     pub fn start_again(&self) {
-        // `start_app` reports readiness too: a message from then would be taken for this start's.
+        // `rabbit:start()` reports readiness too: a message from then would be taken for this start's.
         self.ready.set_nonblocking(true).unwrap();
         while self.ready.recv(&mut [0; 256]).is_ok() {}
         self.ready.set_nonblocking(false).unwrap();
@@ -220,7 +220,7 @@ impl Rabbit {
         self.say("cont");
     }
 
-    /// Evaluates Erlang on the node, in milliseconds of CPU: `rabbitmqctl`, which does the same, takes more than a second.
+    /// Evaluates Erlang on the node with `erl_call`, which takes milliseconds of CPU: `rabbitmqctl` takes over a second.
     pub fn eval(&self, expression: &str) -> String {
         let mut call = Command::new("erl_call")
             .env("HOME", &self.folder)
@@ -237,26 +237,27 @@ impl Rabbit {
         value.unwrap_or_else(|| panic!("{expression}: {answer}")).to_owned()
     }
 
-    /// Takes no more messages until [`Self::have_memory`].
-    pub async fn run_out_of_memory(&self) {
+    /// It takes no more messages until [`Self::clear_memory_alarm`].
+    pub async fn raise_memory_alarm(&self) {
         self.eval("vm_memory_monitor:set_vm_memory_high_watermark({absolute, 1})");
         let alarmed = async || (self.eval("rabbit_alarm:get_alarms()") != "[]").then_some(());
         super::eventually("an alarm", alarmed).await;
     }
 
-    pub fn have_memory(&self) {
+    pub fn clear_memory_alarm(&self) {
         self.eval("vm_memory_monitor:set_vm_memory_high_watermark({absolute, \"2GB\"})");
     }
 
     /// Sets a limit of one queue until it is cleared.
     pub fn limit_queue(&self, queue: &str, key: &str, value: u32) {
         self.eval(&format!(
-            "rabbit_policy:set(<<\"/\">>, <<\"limit\">>, <<\"^{queue}$\">>, [{{<<\"{key}\">>, {value}}}], 0, <<\"queues\">>, <<\"tests\">>)"
+            r#"rabbit_policy:set(
+                <<"/">>, <<"limit">>, <<"^{queue}$">>, [{{<<"{key}">>, {value}}}], 0, <<"queues">>, <<"tests">>)"#
         ));
     }
 
     pub fn clear_limit(&self) {
-        self.eval("rabbit_policy:delete(<<\"/\">>, <<\"limit\">>, <<\"tests\">>)");
+        self.eval(r#"rabbit_policy:delete(<<"/">>, <<"limit">>, <<"tests">>)"#);
     }
 
     fn say(&self, word: &str) {

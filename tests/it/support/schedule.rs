@@ -22,7 +22,7 @@ const SLOTS: usize = 8;
 const LIMITS: &[(&[&str], usize)] = &[
     // The longest test of all, almost all of it in one thread of Python.
     (&["contract::"], 1),
-    // Each kills a server a hundred times. One at a time, the four of them were longer than all other tests together.
+    // Four of them kill a server a hundred times each. One at a time, they are longer than all other tests together.
     (&["crashes::everywhere::"], 4),
     // Each has a Chromium, which uses both cores while it loads a page.
     (&["dashboard::"], 1),
