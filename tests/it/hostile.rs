@@ -222,6 +222,9 @@ async fn answer(request: reqwest::RequestBuilder) -> (StatusCode, String) {
 /// An answer that tells nothing of any query.
 fn harmless(asked: &str, text: &str, status: StatusCode, said: &str) {
     assert!(!status.is_server_error(), "{asked}: {status} {said}");
+    // A dead letter of an earlier text may be filed only now.
+    let earlier = CORPUS.iter().map(|text| json!(text).to_string());
+    let said = earlier.fold(said.to_owned(), |said, quoted| said.replace(&quoted, "\"\""));
     for word in ["syntax error", "sqlite", "SELECT ", "pg_", "src/"] {
         assert!(text.contains(word) || !said.contains(word), "{asked}: {said}");
     }

@@ -124,7 +124,7 @@ async fn what_is_acknowledged_soon_is_gone_after_the_next_take_or_on_closing(rig
     let first = rig.take(&mut subscription, 1).await;
     subscription.ack_soon(&tags(&first)).await.unwrap();
     // What is owed is a reason to come back at once, not to wait for news.
-    tokio::time::timeout(Duration::from_secs(5), subscription.ready(Duration::from_secs(3600))).await.unwrap();
+    tokio::time::timeout(crate::support::DEADLINE, subscription.ready(Duration::from_secs(3600))).await.unwrap();
     let second = rig.take(&mut subscription, 1).await;
     assert_eq!(bodies(&second), ["b"]);
     subscription.ack_soon(&tags(&second)).await.unwrap();

@@ -1,7 +1,5 @@
 //! Every error is a problem+json with a stable code, and points at the field that is wrong.
 
-use std::time::Duration;
-
 use reqwest::{Method, Response};
 use serde_json::{Value, json};
 use stockade::app::Builder;
@@ -9,7 +7,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::support::{App, TestDb, each_database, order, problem, settings, wrong_field};
+use crate::support::{App, DEADLINE, TestDb, each_database, order, problem, settings, wrong_field};
 
 const SOME_ID: &str = "019a0000-0000-7000-8000-000000000000";
 
@@ -139,7 +137,7 @@ async fn a_body_too_large_is_refused(db: TestDb) {
     let mut socket = TcpStream::connect(app.running.address).await.unwrap();
     socket.write_all(format!("{head}content-length: 99999999999\r\n\r\n").as_bytes()).await.unwrap();
     let mut answer = [0; 12];
-    timeout(Duration::from_secs(5), socket.read_exact(&mut answer)).await.expect("at once").unwrap();
+    timeout(DEADLINE, socket.read_exact(&mut answer)).await.expect("an answer").unwrap();
     assert_eq!(&answer, b"HTTP/1.1 413");
     app.stop().await;
 }
