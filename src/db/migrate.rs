@@ -69,13 +69,13 @@ pub(super) async fn run(engine: &Engine) -> Result<(), MigrateError> {
             // To index a large table, or to wait for an instance that does, takes longer than any other statement may.
             let patient = (*pool.connect_options()).clone().options([("statement_timeout", "0")]);
             let mut connection = patient.connect().await?;
-            apply(&all(|(_, _, postgres, _)| postgres), &mut connection).await?;
+            apply(&migrations_for(|(_, _, postgres, _)| postgres), &mut connection).await?;
             Ok(connection.close().await?)
         }
         Engine::Sqlite { writer: Some(writer), .. } => {
             let connect = SqliteConnectOptions::new().filename(writer.path()).busy_timeout(BUSY_FOR_MAX);
             let mut connection = connect.disable_statement_logging().connect().await?;
-            apply(&all(|(_, _, _, sqlite)| sqlite), &mut connection).await?;
+            apply(&migrations_for(|(_, _, _, sqlite)| sqlite), &mut connection).await?;
             Ok(connection.close().await?)
         }
         Engine::Sqlite { writer: None, .. } => Ok(()),
@@ -107,7 +107,7 @@ async fn apply<C: Migrate>(migrations: &[Migration], connection: &mut C) -> Resu
 }
 
 /// The migrations of one database.
-fn all(side: fn((i64, &'static str, &'static str, &'static str)) -> &'static str) -> Vec<Migration> {
+fn migrations_for(side: fn((i64, &'static str, &'static str, &'static str)) -> &'static str) -> Vec<Migration> {
     let migration = |entry: (i64, &'static str, &'static str, &'static str)| {
         let sql: SqlStr = side(entry).into_sql_str();
         Migration::new(entry.0, Cow::Borrowed(entry.1), MigrationType::Simple, sql, false)

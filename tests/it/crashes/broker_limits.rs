@@ -48,10 +48,7 @@ async fn a_message_held_past_the_consumer_timeout_comes_again_and_has_one_effect
         eventually("a second delivery", || async { (db.count(repeated).await > 0).then_some(()) }).await;
     })
     .await;
-    shop.ask_again().await;
-    shop.check().await;
-    shop.assert_no_attempt_was_counted().await;
-    assert!(shop.server.terminate().await);
+    shop.recover_and_stop().await;
 }
 
 /// Checks dead letters that the broker made, for `reason`. Redrives them until every order is processed.

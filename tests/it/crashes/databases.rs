@@ -241,10 +241,7 @@ async fn a_postgres_that_crashes_or_restarts_under_load_is_waited_for() {
         until_more_orders(&db).await;
     })
     .await;
-    shop.ask_again().await;
-    shop.check().await;
-    shop.assert_no_attempt_was_counted().await;
-    assert!(shop.server.terminate().await);
+    shop.recover_and_stop().await;
 }
 
 /// Waits until the server refuses a write that would change nothing.
@@ -292,10 +289,7 @@ async fn a_postgres_that_turns_read_only_is_waited_for() {
         until_more_orders(&db).await;
     })
     .await;
-    shop.ask_again().await;
-    shop.check().await;
-    shop.assert_no_attempt_was_counted().await;
-    assert!(shop.server.terminate().await);
+    shop.recover_and_stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
@@ -314,10 +308,7 @@ async fn terminated_backends_cost_nothing() {
         until_well(&api).await;
     })
     .await;
-    shop.ask_again().await;
-    shop.check().await;
-    shop.assert_no_attempt_was_counted().await;
-    assert!(shop.server.terminate().await);
+    shop.recover_and_stop().await;
 }
 
 /// New connections fail with 53300, as when other programs use all of `max_connections`.
@@ -340,8 +331,5 @@ async fn a_postgres_without_free_connections_is_waited_for() {
         until_more_orders(&db).await;
     })
     .await;
-    shop.ask_again().await;
-    shop.check().await;
-    shop.assert_no_attempt_was_counted().await;
-    assert!(shop.server.terminate().await);
+    shop.recover_and_stop().await;
 }

@@ -501,7 +501,7 @@ fn of_order(key: &str, order_id: &str) -> Value {
     })
 }
 
-/// The calls that are crash points, and the step that each reports. A release undoes a claim and is none.
+/// The calls that are crash points, and the step that each reports. `release` is left out: it only returns a claim.
 const CALLS: &[(&str, &str)] = &[
     ("tx.commit()", "Commit"),
     ("transport.publish(", "Publish"),

@@ -31,10 +31,7 @@ async fn a_reset_of_the_broker_link_costs_nothing() {
         until_more_orders(&db).await;
     })
     .await;
-    shop.ask_again().await;
-    shop.check().await;
-    shop.assert_no_attempt_was_counted().await;
-    assert!(shop.server.terminate().await);
+    shop.recover_and_stop().await;
 }
 
 /// Neither end closes the connection: only missing heartbeats and confirms reveal it.
@@ -55,10 +52,7 @@ async fn a_half_open_broker_link_is_detected_and_replaced() {
         until_more_orders(&db).await;
     })
     .await;
-    shop.ask_again().await;
-    shop.check().await;
-    shop.assert_no_attempt_was_counted().await;
-    assert!(shop.server.terminate().await);
+    shop.recover_and_stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
@@ -80,8 +74,5 @@ async fn a_reset_of_the_postgres_links_costs_nothing() {
         until_well(&api).await;
     })
     .await;
-    shop.ask_again().await;
-    shop.check().await;
-    shop.assert_no_attempt_was_counted().await;
-    assert!(shop.server.terminate().await);
+    shop.recover_and_stop().await;
 }

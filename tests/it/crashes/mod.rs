@@ -21,8 +21,8 @@ use serde_json::Value;
 
 use crate::support::{Api, Server, TestDb, assert_audited, eventually, order, until_finished, witness};
 
-/// Polls and retries several times a second. Leases are as long as in production, so that none ends on a busy machine
-/// while its holder lives: see [`TestDb::end_leases_of_dead_servers`].
+/// Polls and retries several times a second. Leases keep their default length, because a short lease can expire on a busy
+/// machine while its holder is alive. [`TestDb::end_leases_of_dead_servers`] expires the leases of a killed server.
 const QUICK: [&str; 8] = ["--poll", "200ms", "--outbox-poll", "200ms", "--retry-base", "50ms", "--retry-cap", "200ms"];
 
 /// Fails fast when the database is away. A claim whose commit lost its connection keeps its rows from everybody until its
@@ -165,6 +165,14 @@ impl<'a> Shop<'a> {
         }
         self.check_acknowledged().await;
         witness::check(self.db).await;
+    }
+
+    /// Clients repeat their orders, all work finishes without a counted attempt, and the server stops cleanly.
+    async fn recover_and_stop(mut self) {
+        self.ask_again().await;
+        self.check().await;
+        self.assert_no_attempt_was_counted().await;
+        assert!(self.server.terminate().await);
     }
 
     /// No failure was counted against an event, and none became a dead letter.

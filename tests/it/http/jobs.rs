@@ -144,6 +144,7 @@ async fn a_redrive_survives_the_process(db: TestDb) {
     let sent = db.count("SELECT count(*) FROM messaging_outbox WHERE kind = 'redrive'").await;
     assert_eq!(sent, i64::try_from(LETTERS).unwrap(), "each once");
     until_finished_and_audited(&db).await;
+    witness::check(&db).await;
     assert!(server.terminate().await);
 }
 

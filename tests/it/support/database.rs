@@ -231,7 +231,7 @@ impl TestDb {
     }
 
     async fn beside(&self) -> &PgPool {
-        // A lock that is held for ever, as by a stopped server, fails the test.
+        // Fail instead of waiting forever for a lock that a stopped server holds.
         let options = PgConnectOptions::from_str(&self.url).unwrap().options([("lock_timeout", "10s")]);
         let open = async || PgPoolOptions::new().max_connections(1).connect_with(options).await.unwrap();
         self.beside.get_or_init(open).await
