@@ -36,11 +36,12 @@ use crate::messaging::instances;
 use crate::messaging::office::{Office, Sender};
 use crate::messaging::pause::Pauses;
 use crate::messaging::relay::Relay;
+use crate::messaging::resync::{self, Resyncs};
 use crate::messaging::retention::{self, Retention, Sweep};
-use crate::messaging::transport::rabbit::Rabbit;
+use crate::messaging::transport::rabbit::{self, Rabbit};
 use crate::messaging::transport::table::TableQueue;
-use crate::messaging::transport::{Binding, Condition, Topology, Transport, Way};
-use crate::messaging::{Kernel, Origin, Reaction, jobs, mending};
+use crate::messaging::transport::{Binding, Topology, Transport};
+use crate::messaging::{Kernel, Origin, Reaction, jobs};
 use crate::notifications::channels::{Channel, Smtp, Webhook};
 use crate::notifications::reactions::Notifications;
 use crate::numbers::Numbers;
@@ -52,9 +53,6 @@ use crate::orders::expiry::{self, Expiry};
 use crate::orders::http::OrdersApi;
 use crate::orders::reactions::Orders;
 use crate::{http, inventory, ledger, notifications, orders};
-
-/// How long `doctor` waits for a broker.
-const BROKER_TRIED_FOR: Duration = Duration::from_secs(5);
 
 /// What is on the shelves of a fresh embedded store.
 const DEMO_STOCK: [(&str, i64); 4] = [("WIDGET-A", 100), ("WIDGET-B", 50), ("WIDGET-C", 25), ("GADGET-X", 10)];
@@ -157,12 +155,12 @@ impl Builder {
         let keys = load_keys(&settings, &db).await?;
         check_exposure(&settings, &keys)?;
         let topology = topology(&members, &settings);
+        let resyncs = Resyncs::new(db.clone());
         let transport = match settings.rabbit()? {
             None => Transport::Table(TableQueue::new(db.clone(), settings.lease)),
-            Some(options) => Transport::Rabbit(Rabbit::try_new(options).map_err(anyhow::Error::msg)?),
+            Some(options) => Transport::Rabbit(Rabbit::try_new(options, resyncs.clone()).map_err(anyhow::Error::msg)?),
         };
         transport.declare(&topology).await.context("cannot declare the queues")?;
-        audit::remember_bindings(&db, &topology.queues).await.context("cannot note the bindings")?;
         let kernel = Kernel {
             pauses: Pauses::load(db.clone(), matches!(transport, Transport::Table(_))).await?,
             db: db.clone(),
@@ -249,7 +247,9 @@ impl Builder {
             let retention = Retention::new(kernel.clone(), vec![idempotency, ended]);
             lifecycle.spawn(Stage::Work, retention::NAME, |stop| retention.run(stop));
         }
-        spawn_all(&lifecycle, &kernel, topology, &settings, members, clerk, listener, router);
+        let resync = resync::run(kernel.clone(), topology, resyncs);
+        lifecycle.spawn(Stage::Helpers, "resync", |stop| until(stop, resync));
+        spawn_all(&lifecycle, &kernel, &settings, members, clerk, listener, router);
         lifecycle.spawn(Stage::Helpers, "keys", |stop| until(stop, keys.follow()));
         let present = kernel.clone();
         lifecycle.spawn(Stage::Helpers, "presence", |stop| {
@@ -312,38 +312,13 @@ pub async fn audit(settings: Settings, is_at_rest: bool) -> anyhow::Result<Repor
     Ok(report)
 }
 
-/// Connects to the broker as a server would, queues declared; says what it is and which arguments are in force on each
-/// queue, or fails with what is wrong.
-pub async fn try_broker(settings: &Settings) -> anyhow::Result<Vec<(String, String)>> {
+/// Says what the broker is, and the arguments of each queue. Fails with what would keep a server from using it.
+pub async fn inspect_broker(settings: &Settings) -> anyhow::Result<Vec<(String, String)>> {
     let Some(options) = settings.rabbit()? else {
         return Ok(vec![("broker".to_owned(), "embedded: tables of the database".to_owned())]);
     };
-    let rabbit = Rabbit::try_new(options).map_err(anyhow::Error::msg)?;
-    let transport = Transport::Rabbit(rabbit.clone());
-    transport.declare(&topology(&built_in(settings, &Clock::System)?, settings)).await?;
-    let connected = async {
-        transport.until_open(Way::Out).await;
-        transport.until_open(Way::In).await;
-    };
-    tokio::select! {
-        () = transport.tend() => {}
-        () = connected => {}
-        () = tokio::time::sleep(BROKER_TRIED_FOR) => {}
-    }
-    let condition = transport.condition();
-    transport.close().await;
-    match condition {
-        Some(Condition::Blocked(why)) => anyhow::bail!("it takes no messages: {why}"),
-        Some(Condition::Down(why)) => anyhow::bail!("{why}"),
-        _ => {
-            let (version, queues) = rabbit.describe().await;
-            let version = version.unwrap_or_else(|| "of a version it does not tell".to_owned());
-            let broker = format!("rabbitmq {version}: exchanges and queues are as wanted");
-            let mut told = vec![("broker".to_owned(), broker)];
-            told.extend(queues.into_iter().map(|(queue, arguments)| (format!("queue {queue}"), arguments)));
-            Ok(told)
-        }
-    }
+    let topology = topology(&built_in(settings, &Clock::System)?, settings);
+    rabbit::inspect(&options, &topology).await.map_err(anyhow::Error::msg)
 }
 
 fn built_in(settings: &Settings, clock: &Clock) -> anyhow::Result<Vec<Member>> {
@@ -439,7 +414,6 @@ pub fn openapi() -> OpenApi {
 fn spawn_all(
     lifecycle: &Lifecycle,
     kernel: &Kernel,
-    topology: Arc<Topology>,
     settings: &Settings,
     members: Vec<Member>,
     clerk: Clerk,
@@ -453,8 +427,6 @@ fn spawn_all(
         until(stop, transport.tend()).await;
         transport.close().await;
     });
-    let mender = mending::run(kernel.clone(), topology);
-    lifecycle.spawn(Stage::Helpers, "mending", |stop| until(stop, mender));
     let db = kernel.db.clone();
     lifecycle.spawn(Stage::Helpers, "wakes", |stop| async move {
         tokio::select! { () = db.exchange_wakes() => stop.cancelled().await, () = stop.cancelled() => {} }

@@ -71,7 +71,7 @@ impl Doctor {
         });
         findings.extend(look_at_database(&self.settings).await);
         findings.extend(look_at_disk(&self.settings));
-        match app::try_broker(&self.settings).await {
+        match app::inspect_broker(&self.settings).await {
             Ok(told) => findings.extend(told.into_iter().map(|(what, detail)| finding(&what, Verdict::Ok, detail))),
             Err(error) => findings.push(finding("broker", Verdict::Bad, format!("{error:#}"))),
         }

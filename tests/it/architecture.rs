@@ -40,7 +40,7 @@ const MAY_COMMIT: [&str; 17] = [
     "messaging/consumer/batch.rs",
     "messaging/consumer/mod.rs",
     "messaging/jobs/runner.rs",
-    "messaging/mending.rs",
+    "messaging/resync.rs",
     "messaging/instances.rs",
     "messaging/office.rs",
     "messaging/outside.rs",

@@ -467,7 +467,7 @@ async fn it_runs_by_itself_and_metrics_tell(db: TestDb) {
     // What a whole audit found too is asked again until it is mended.
     assert_eq!(broken(&audit(&app).await), ["totals-add-up"]);
     plant(&db, &["UPDATE orders_orders SET total_minor = total_minor - 1 WHERE status = 'reserved'"]).await;
-    eventually_in_rounds("the mending in the gauge", || async {
+    eventually_in_rounds("the gauge to be back", || async {
         gauge(&page().await, "totals-add-up").filter(|count| count == "0.0")
     })
     .await;

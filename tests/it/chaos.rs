@@ -8,10 +8,11 @@ use std::task::Poll;
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use stockade::messaging::resync::Resyncs;
 use stockade::messaging::transport::memory::{Chaos, MemoryBroker};
 use stockade::messaging::transport::{Binding, Transport};
 use stockade::messaging::{Reaction, outbox};
-use stockade::operations::audit::{self, Queues, remember_bindings};
+use stockade::operations::audit::{self, Queues};
 
 use crate::support::kernel::{AGES, ATTEMPTS_MAX, Probe, QUEUE, Rig, many};
 use crate::support::{Engine, TestDb};
@@ -56,7 +57,7 @@ async fn what_fails_at_first_still_ends_in_one_effect() {
 
 async fn recover(db: &TestDb, seed: u64) {
     let (rig, broker) = Rig::in_memory(db, seed, CHAOS).await;
-    remember_bindings(&rig.db, &bindings()).await.unwrap();
+    Resyncs::new(rig.db.clone()).record_bindings(&bindings()).await.unwrap();
     let events = many("retry", 200);
     rig.tell(&events).await;
     die_at_work(&rig, seed).await;
@@ -91,7 +92,7 @@ async fn assert_audited(rig: &Rig, seed: u64) {
 
 async fn survive(db: &TestDb, seed: u64) -> Deaths {
     let (rig, broker) = Rig::in_memory(db, seed, CHAOS).await;
-    remember_bindings(&rig.db, &bindings()).await.unwrap();
+    Resyncs::new(rig.db.clone()).record_bindings(&bindings()).await.unwrap();
     let good = many("note", GOOD);
     let bad: Vec<_> = BAD.iter().flat_map(|does| many(does, 2)).collect();
     for group in [&good[..GOOD / 2], &bad, &good[GOOD / 2..]] {

@@ -12,6 +12,7 @@ use lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
 use serde_json::{Value, json};
 use stockade::clock::{Clock, mint_id};
 use stockade::messaging::outbox::{self, Entry};
+use stockade::messaging::resync::Resyncs;
 use stockade::messaging::transport::rabbit::{Options, Rabbit};
 use stockade::messaging::transport::{Transport, Way};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
@@ -263,7 +264,6 @@ async fn a_pause_makes_no_duplicates(db: TestDb) {
     let app = App::start(&db).await;
     app.until_connected().await;
     app.place_and_wait("alice", &[("WIDGET-A", 1)]).await;
-    // What is placed while a new queue is declared may be sent to it again.
     until_finished(&db).await;
     let repeated = "SELECT COUNT(*) FROM messaging_outbox WHERE kind <> 'event'";
     let before = db.count(repeated).await;
@@ -446,8 +446,9 @@ async fn a_broker_that_is_slow_is_not_given_up_on() {
     let Wire::Rabbit { url, prefix } = &db.wire else { unreachable!() };
     let (url, _road) = slow_road(url, 50_000.0).await;
     let options = Options { confirm_timeout: PATIENCE, ..rabbit_options(&url, prefix) };
-    let rabbit = Rabbit::try_new(options).unwrap();
-    let rig = Rig::on(db.open(Clock::System).await, Transport::Rabbit(rabbit), prefix).await;
+    let kernel_db = db.open(Clock::System).await;
+    let rabbit = Rabbit::try_new(options, Resyncs::new(kernel_db.clone())).unwrap();
+    let rig = Rig::on(kernel_db, Transport::Rabbit(rabbit), prefix).await;
     let text = "x".repeat(2500);
     let events: Vec<_> = (0..64).map(|_| told_with(json!({ "does": "note", "text": text }))).collect();
     rig.tell(&events).await;

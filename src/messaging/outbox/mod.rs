@@ -9,7 +9,7 @@ mod sqlite;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::ops::{Deref, Range};
+use std::ops::{Deref, RangeInclusive};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -366,7 +366,7 @@ pub async fn list_unmet(
     consumer: &str,
     queue: &str,
     key: &str,
-    time: Range<Timestamp>,
+    time: RangeInclusive<Timestamp>,
     after: Uuid,
     limit: i64,
 ) -> sqlx::Result<Vec<(Uuid, Entry)>> {
@@ -377,17 +377,17 @@ pub async fn list_unmet(
                  o.correlation_id, o.causation_id, CAST(NULL AS integer)
              FROM messaging_outbox o
              WHERE (o.status = 'published' OR o.claimed_by IS NOT NULL) AND o.kind = 'event' AND o.aggregate_type = $1 AND o.event_type = $2
-                 AND o.created_at >= $3 AND o.created_at < $7 AND o.id > $4
+                 AND o.created_at >= $3 AND o.created_at <= $7 AND o.id > $4
                  AND NOT EXISTS (SELECT 1 FROM messaging_inbox i WHERE i.consumer = $5 AND i.event_id = o.event_id)
              ORDER BY o.id LIMIT $6",
         )
         .bind(aggregate_type)
         .bind(event_type)
-        .bind(time.start)
+        .bind(*time.start())
         .bind(after)
         .bind(consumer)
         .bind(limit)
-        .bind(time.end)
+        .bind(*time.end())
         .fetch_all(c)
         .await
     })?;

@@ -172,10 +172,7 @@ impl Transport {
         match self {
             Self::Table(table) => table.declare(topology).await,
             Self::Memory(memory) => memory.declare(topology),
-            Self::Rabbit(rabbit) => {
-                rabbit.declare(topology);
-                Ok(())
-            }
+            Self::Rabbit(rabbit) => Ok(rabbit.declare(topology).await?),
         }
     }
 
@@ -187,11 +184,11 @@ impl Transport {
         }
     }
 
-    /// Waits for a queue that had to be made because it was not there; never returns where none can go missing.
-    pub async fn next_made(&self) -> String {
+    /// Declares one queue of the topology now, if that is not done already.
+    pub async fn declare_queue(&self, queue: &str) -> Result<(), TransportError> {
         match self {
-            Self::Table(_) | Self::Memory(_) => std::future::pending().await,
-            Self::Rabbit(rabbit) => rabbit.next_made().await,
+            Self::Table(_) | Self::Memory(_) => Ok(()),
+            Self::Rabbit(rabbit) => rabbit.declare_queue(queue).await,
         }
     }
 

@@ -174,26 +174,6 @@ impl Operations {
     }
 }
 
-/// Remembers since when each queue is bound to what.
-pub async fn remember_bindings(db: &Db, bindings: &[Binding]) -> sqlx::Result<()> {
-    let mut tx = db.begin().await?;
-    let now = tx.now();
-    for binding in bindings {
-        for key in binding.keys {
-            crate::on!(tx, c => {
-                sqlx::query("INSERT INTO messaging_bound (queue, routing_key, since) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING")
-                    .bind(&binding.queue)
-                    .bind(key)
-                    .bind(now)
-                    .execute(c)
-                    .await
-                    .map(drop)
-            })?;
-        }
-    }
-    tx.commit().await
-}
-
 dialects! {
     /// A check's query in the words of the database.
     async fn translate(sql: &str) -> String;

@@ -60,7 +60,7 @@ const JOBS: &[&str] = &[
 /// Steps of the embedded queue, and those of a broker.
 const EMBEDDED_ONLY: &[&str] = &["src/messaging/transport/table/", "src/messaging/relay.rs hand_on"];
 const BROKER_ONLY: &[&str] = &[
-    "src/messaging/mending.rs",
+    "src/messaging/resync.rs",
     "src/messaging/relay.rs publish_due",
     "src/messaging/relay.rs publish#",
     "src/messaging/relay.rs settle",
@@ -582,6 +582,45 @@ async fn every_point_of_a_server_can_be_its_last(db: TestDb) {
     }
 }
 
+/// The queue is deleted once, and the servers that follow die at every step of its resync.
+async fn a_deleted_queue_is_resynced_whenever_a_server_dies(db: TestDb) {
+    const RESYNC: &str = "src/messaging/resync.rs";
+    let folder = tempfile::tempdir().unwrap();
+    let mut tours = Tours::new(&db, folder.path()).await;
+    // A retry so late that the pause comes first.
+    let late = ["--retry-base", "3s", "--retry-cap", "3s"];
+    let keys = tours.flags.iter().map(String::as_str);
+    let flags: Vec<&str> = FLAGS[..6].iter().copied().chain(late).chain(keys).collect();
+    let server = Server::spawn(witness::command(&db, &flags), &tours.log);
+    let api = server.with_key(&tours.key);
+    api.until_connected().await;
+    post(&api, "/v1/lab/fail", &json!({ "consumer": "notifications", "times": 1 })).await;
+    tours.life(&api, "lost-retry".to_owned(), "").await.unwrap();
+    let retrying = async || db.count("SELECT COUNT(*) FROM messaging_inbox WHERE state = 'retrying'").await;
+    eventually("a retry", async || (retrying().await == 1).then_some(())).await;
+    post(&api, "/v1/consumers/notifications/pause", &json!({})).await;
+    tours.life(&api, "lost-event".to_owned(), "").await.unwrap();
+    let unpublished = "SELECT COUNT(*) FROM messaging_outbox WHERE status <> 'published'";
+    eventually("no unpublished row", async || (db.count(unpublished).await == 0).then_some(())).await;
+    server.kill();
+    Stranger::on(&db).await.delete("notifications").await;
+    db.execute("DELETE FROM messaging_pauses", &[]).await;
+    let (resync, others): (Vec<_>, Vec<_>) = STEPS.iter().partition(|(_, name)| name.starts_with(RESYNC));
+    let elsewhere: String = others.iter().map(|(site, _)| format!("Before {site}\nAfter {site}\n")).collect();
+    std::fs::write(&tours.deaths, elsewhere).unwrap();
+    tours.until_survived(&[], async |_, _| {}).await;
+    let died_at = tours.died_at();
+    for (site, name) in resync {
+        for phase in ["Before", "After"] {
+            assert!(died_at.contains(&format!("{phase} {site}")), "no server died {phase} {name}");
+        }
+    }
+    let server = Server::spawn(tours.command(&[]), &tours.log);
+    tours.check(&server.with_key(&tours.key)).await;
+    assert_eq!(db.count("SELECT COUNT(*) FROM messaging_resyncs").await, 0);
+    assert!(server.terminate().await);
+}
+
 /// On an empty database each server gets one migration further than the one before.
 async fn a_server_that_dies_after_any_migration_is_followed_by_the_next(db: TestDb) {
     const MIGRATED: &str = "After Commit src/db/migrate.rs:";
@@ -629,4 +668,4 @@ async fn a_server_that_dies_after_any_migration_is_followed_by_the_next_on_postg
 
 each_database!(every_point_of_a_server_can_be_its_last);
 
-each_database_on_rabbit!(every_point_of_a_server_can_be_its_last);
+each_database_on_rabbit!(every_point_of_a_server_can_be_its_last, a_deleted_queue_is_resynced_whenever_a_server_dies);

@@ -193,16 +193,20 @@ impl TestDb {
         query.execute(self.beside().await).await.unwrap().rows_affected()
     }
 
-    /// Waits until no server is connected, then ends all leases: Postgres may still run the last statement of a server that
-    /// was killed.
+    /// Waits until no server is connected, then ends all leases.
     pub async fn end_leases_of_dead_servers(&self) {
+        self.until_no_server_is_connected().await;
+        self.end_leases().await;
+    }
+
+    /// Postgres may still run the last statement of a server that was killed.
+    pub async fn until_no_server_is_connected(&self) {
         if !self.url.starts_with("sqlite:") {
             let others = "SELECT COUNT(*) FROM pg_stat_activity
                  WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()";
             let gone = async || (self.count(others).await == 0).then_some(());
             super::eventually("no other connection", gone).await;
         }
-        self.end_leases().await;
     }
 
     /// Ends all leases, as if their time had run out.
@@ -242,8 +246,7 @@ impl TestDb {
         self.value(sql, &[]).await
     }
 
-    /// Duplicates beyond the events that were sent again on purpose. A queue whose declaration takes more than five
-    /// seconds, on a slow broker, is taken for one that was deleted, and its first events are published again.
+    /// Duplicates beyond the events that were sent again on purpose.
     pub async fn unexplained_duplicates(&self) -> i64 {
         let duplicates = "SELECT CAST(COALESCE(SUM(duplicates), 0) AS BIGINT) FROM messaging_inbox";
         let sent_again = "SELECT COUNT(*) FROM messaging_outbox WHERE kind <> 'event'";

@@ -25,6 +25,7 @@ use stockade::messaging::office::{Office, Sender};
 use stockade::messaging::outbox;
 use stockade::messaging::pause::Pauses;
 use stockade::messaging::relay::Relay;
+use stockade::messaging::resync::Resyncs;
 use stockade::messaging::retention::Keep;
 use stockade::messaging::retry::Backoff;
 use stockade::messaging::transport::memory::{Chaos, MemoryBroker};
@@ -218,8 +219,9 @@ impl Rig {
                 rig
             }
             Wire::Rabbit { url, prefix } => {
-                let rabbit = Rabbit::try_new(rabbit_options(url, prefix)).unwrap();
-                Self::on_with(open(db).await, Transport::Rabbit(rabbit), prefix, more).await
+                let db = open(db).await;
+                let rabbit = Rabbit::try_new(rabbit_options(url, prefix), Resyncs::new(db.clone())).unwrap();
+                Self::on_with(db, Transport::Rabbit(rabbit), prefix, more).await
             }
         }
     }

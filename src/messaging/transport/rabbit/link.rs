@@ -14,7 +14,7 @@ use rand::RngExt;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::shape::Shape;
+use super::declare::Declarations;
 use crate::messaging::transport::TransportError;
 
 /// A handshake has no timeout of its own: a broker that accepts and says nothing would hang it for ever.
@@ -70,10 +70,6 @@ impl Link {
         }
     }
 
-    pub fn uri(&self) -> &AMQPUri {
-        &self.uri
-    }
-
     /// Has the connection closed and made anew.
     pub fn give_up_on(&self, why: &str) {
         tracing::warn!(link = self.role, why, "the connection to the broker is of no use; making a new one");
@@ -81,11 +77,10 @@ impl Link {
     }
 
     /// Keeps the link up until cancelled.
-    pub async fn tend(&self, shape: &watch::Receiver<Arc<Shape>>) {
+    pub async fn tend(&self, declarations: &Declarations) {
         let mut failures = 0;
         loop {
-            let shape = shape.borrow().clone();
-            let ended = match self.connect(&shape).await {
+            let ended = match self.connect(declarations).await {
                 Ok(connection) => {
                     let began = Instant::now();
                     let ended = self.stay(connection).await;
@@ -110,7 +105,7 @@ impl Link {
         }
     }
 
-    async fn connect(&self, shape: &Shape) -> Result<Connection, String> {
+    async fn connect(&self, declarations: &Declarations) -> Result<Connection, String> {
         let properties = ConnectionProperties::default().with_connection_name(format!("stockade {}", self.role).into());
         let connecting = timeout(CONNECT_TIMEOUT, Connection::connect_uri(self.uri.clone(), properties));
         let connection = match connecting.await {
@@ -118,7 +113,7 @@ impl Link {
             Ok(Err(error)) => return Err(format!("cannot connect: {error}")),
             Err(_) => return Err(format!("cannot connect: no answer within {CONNECT_TIMEOUT:?}")),
         };
-        match timeout(DECLARE_TIMEOUT, shape.declare(&connection)).await {
+        match timeout(DECLARE_TIMEOUT, declarations.declare_all(&connection)).await {
             Ok(Ok(())) => Ok(connection),
             Ok(Err(why)) => Err(self.leave(connection, why).await),
             Err(_) => {

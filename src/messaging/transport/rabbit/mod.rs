@@ -6,12 +6,14 @@
 //! that goes out or comes in again under the same id.
 //!
 //! - [`shape`]: what is declared, and what to say when it is there already but different;
+//! - [`declare`]: declares it, and records queues that are missing;
 //! - [`greeting`]: what the broker says of itself;
 //! - [`link`]: a connection that comes back by itself;
 //! - [`publisher`]: verdicts from confirms and returns;
 //! - [`subscription`]: deliveries and acknowledgements;
 //! - [`wire`]: messages as AMQP has them.
 
+mod declare;
 mod greeting;
 mod link;
 mod publisher;
@@ -28,20 +30,23 @@ use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
 use lapin::uri::AMQPUri;
 use lapin::{Channel, Connection, ConnectionProperties};
-use tokio::sync::watch;
 use tokio::time::timeout;
 
+use self::declare::Declarations;
 use self::link::{Link, LinkState};
 use self::publisher::Publisher;
 pub use self::shape::ExtraQueue;
-use self::shape::{Made, Shape, is_not_found};
+use self::shape::{Shape, is_not_found};
 pub use self::subscription::RabbitSubscription;
 use super::{Condition, Depth, Published, RawMessage, Topology, TransportError, Way};
 use crate::messaging::outbox::Claimed;
+use crate::messaging::resync::Resyncs;
 
 /// How long the broker may take to say how full its queues are, all together.
 const DEPTHS_TIMEOUT: Duration = Duration::from_millis(400);
 const REMOVE_TIMEOUT: Duration = Duration::from_secs(10);
+const DECLARE_TIMEOUT: Duration = Duration::from_secs(10);
+const INSPECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How to reach the broker and what to ask of it.
 #[derive(Clone)]
@@ -68,6 +73,40 @@ impl Options {
         }
         Ok(uri)
     }
+
+    fn shape(&self, topology: &Topology) -> Shape {
+        Shape::new(&self.prefix, topology, &self.extra_queues)
+    }
+}
+
+/// Says what the broker is, and the arguments of each queue, without a change to it. Fails with what is in a server's way.
+pub async fn inspect(options: &Options, topology: &Topology) -> Result<Vec<(String, String)>, String> {
+    let uri = options.uri()?;
+    let inspecting = async {
+        let connecting = Connection::connect_uri(uri.clone(), ConnectionProperties::default());
+        let connection = connecting.await.map_err(|error| format!("cannot connect: {error}"))?;
+        if connection.status().blocked() {
+            return Err("it takes no messages: it is short of memory or disk".to_owned());
+        }
+        let shape = options.shape(topology);
+        let missing = declare::inspect(&connection, &shape).await?;
+        let version = greeting::version(&uri.authority.host, uri.authority.port, &uri.scheme).await;
+        let version = version.unwrap_or_else(|| "of unknown version".to_owned());
+        let summary = if missing.is_empty() {
+            "exchanges and queues are as needed"
+        } else {
+            "missing queues are declared by a server"
+        };
+        let mut found = vec![("broker".to_owned(), format!("rabbitmq {version}: {summary}"))];
+        found.extend(shape.all_queues().map(|(queue, arguments)| {
+            let detail = if missing.contains(&queue) { "missing".to_owned() } else { shape::in_one_line(&arguments) };
+            (format!("queue {queue}"), detail)
+        }));
+        // Best effort: the connection is dropped in any case.
+        let _ = connection.close(200, "inspected".into()).await;
+        Ok(found)
+    };
+    timeout(INSPECT_TIMEOUT, inspecting).await.unwrap_or_else(|_| Err(format!("no answer within {INSPECT_TIMEOUT:?}")))
 }
 
 #[derive(Clone)]
@@ -77,8 +116,7 @@ pub struct Rabbit {
 
 struct Inner {
     options: Options,
-    made: Arc<Made>,
-    shape: watch::Sender<Arc<Shape>>,
+    declarations: Arc<Declarations>,
     publishing: Link,
     consuming: Link,
     publisher: Publisher,
@@ -89,14 +127,12 @@ struct Inner {
 
 impl Rabbit {
     /// Connects to nothing yet: [`Self::tend`] does. Fails on a URL that cannot be read.
-    pub fn try_new(options: Options) -> Result<Self, String> {
+    pub fn try_new(options: Options, resyncs: Resyncs) -> Result<Self, String> {
         let uri = options.uri()?;
-        let made = Arc::new(Made::default());
-        let shape = Shape::new(&options.prefix, &Topology::default(), &options.extra_queues, made.clone());
+        let declarations = Declarations::new(options.shape(&Topology::default()), resyncs);
         let inner = Inner {
             options,
-            made,
-            shape: watch::Sender::new(Arc::new(shape)),
+            declarations: Arc::new(declarations),
             publishing: Link::new("publishing", uri.clone()),
             consuming: Link::new("consuming", uri),
             publisher: Publisher::default(),
@@ -106,28 +142,28 @@ impl Rabbit {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Says what to declare, at each connect from now on.
-    pub fn declare(&self, topology: &Topology) {
-        let Inner { options, made, .. } = &*self.inner;
-        let shape = Shape::new(&options.prefix, topology, &options.extra_queues, made.clone());
-        self.inner.shape.send_replace(Arc::new(shape));
+    /// Sets what to declare at each connect from now on.
+    pub async fn declare(&self, topology: &Topology) -> sqlx::Result<()> {
+        self.inner.declarations.set(self.inner.options.shape(topology), topology).await
     }
 
-    /// The broker's version if it tells, and every queue with its arguments, which are in force once it is connected.
-    pub async fn describe(&self) -> (Option<String>, Vec<(String, String)>) {
-        let uri = self.inner.publishing.uri();
-        (greeting::version(&uri.authority.host, uri.authority.port, &uri.scheme).await, self.shape().describe())
-    }
-
-    /// Waits for a queue of ours that had to be made, because it was not there.
-    pub async fn next_made(&self) -> String {
-        self.inner.made.next().await
+    /// Declares one queue now.
+    pub async fn declare_queue(&self, queue: &str) -> Result<(), TransportError> {
+        let connection = self.inner.publishing.connection()?;
+        let declaring = async {
+            let channel = connection.create_channel().await.map_err(|error| error.to_string())?;
+            self.inner.declarations.declare_one(&connection, &channel, queue).await
+        };
+        let declared = timeout(DECLARE_TIMEOUT, declaring).await;
+        declared
+            .unwrap_or_else(|_| Err(format!("no answer within {DECLARE_TIMEOUT:?}")))
+            .map_err(TransportError::Broker)
     }
 
     /// Keeps both links up until cancelled.
     pub async fn tend(self) {
-        let shape = self.inner.shape.subscribe();
-        tokio::join!(self.inner.publishing.tend(&shape), self.inner.consuming.tend(&shape));
+        let Inner { publishing, consuming, declarations, .. } = &*self.inner;
+        tokio::join!(publishing.tend(declarations), consuming.tend(declarations));
     }
 
     /// Says goodbye to the broker.
@@ -142,7 +178,7 @@ impl Rabbit {
         let uri = self.inner.options.uri().map_err(TransportError::Broker)?;
         let removing = async {
             let connection = Connection::connect_uri(uri, ConnectionProperties::default()).await.map_err(failed)?;
-            self.shape().remove(&connection).await.map_err(failed)
+            self.inner.declarations.shape().remove(&connection).await.map_err(failed)
         };
         let in_time = timeout(REMOVE_TIMEOUT, removing).await;
         in_time.unwrap_or_else(|_| Err(TransportError::Broker(format!("no answer within {REMOVE_TIMEOUT:?}"))))
@@ -175,18 +211,19 @@ impl Rabbit {
     }
 
     pub async fn publish(&self, batch: &[Claimed]) -> Published {
-        let Inner { publisher, publishing, options, .. } = &*self.inner;
-        publisher.publish(publishing, &self.shape(), batch, options.confirm_timeout).await
+        let Inner { publisher, publishing, options, declarations, .. } = &*self.inner;
+        publisher.publish(publishing, declarations, batch, options.confirm_timeout).await
     }
 
     pub async fn publish_raw(&self, message: &RawMessage, times: u32) -> Result<(), TransportError> {
-        let Inner { publisher, publishing, options, .. } = &*self.inner;
-        publisher.publish_raw(publishing, &self.shape(), message, times, options.confirm_timeout).await
+        let Inner { publisher, publishing, options, declarations, .. } = &*self.inner;
+        publisher.publish_raw(publishing, declarations, message, times, options.confirm_timeout).await
     }
 
     pub async fn subscribe(&self, queue: &str) -> Result<RabbitSubscription, TransportError> {
         let connection = self.inner.consuming.connection()?;
-        RabbitSubscription::open(connection, &self.shape(), queue, self.inner.options.prefetch).await
+        let Inner { declarations, options, .. } = &*self.inner;
+        RabbitSubscription::open(connection, declarations.clone(), queue, options.prefetch).await
     }
 
     /// What the broker says now, or else what it said last, marked as stale.
@@ -235,10 +272,6 @@ impl Rabbit {
             Way::Out => &self.inner.publishing,
             Way::In => &self.inner.consuming,
         }
-    }
-
-    fn shape(&self) -> Arc<Shape> {
-        self.inner.shape.borrow().clone()
     }
 }
 

@@ -24,6 +24,7 @@ use lapin::types::ShortString;
 use lapin::{BasicProperties, Channel, Confirmation};
 use tokio::time::{Instant, timeout, timeout_at};
 
+use super::declare::Declarations;
 use super::link::Link;
 use super::shape::{Shape, is_not_found, short};
 use super::wire;
@@ -136,13 +137,20 @@ struct Sent {
 
 impl Publisher {
     /// One verdict per row, in order. Never waits longer than `patience` for the broker's next word.
-    pub async fn publish(&self, link: &Link, shape: &Shape, rows: &[Claimed], patience: Duration) -> Published {
+    pub async fn publish(
+        &self,
+        link: &Link,
+        declarations: &Declarations,
+        rows: &[Claimed],
+        patience: Duration,
+    ) -> Published {
+        let shape = &declarations.shape();
         let outgoing = rows.iter().map(|row| Outgoing::of_row(row, shape)).collect();
-        let (verdicts, trouble) = match self.send(link, shape, outgoing, patience).await {
+        let (verdicts, trouble) = match self.send(link, declarations, outgoing, patience).await {
             Ok(Sent { verdicts, closed: None }) => (verdicts, None),
             Ok(Sent { mut verdicts, closed: Some(error) }) => {
                 if !is_not_found(&error) {
-                    self.send_one_by_one(link, shape, rows, &mut verdicts, patience).await;
+                    self.send_one_by_one(link, declarations, rows, &mut verdicts, patience).await;
                 }
                 let trouble = verdicts.contains(&Verdict::Unknown).then(|| format!("a channel was closed: {error}"));
                 (verdicts, trouble)
@@ -157,17 +165,18 @@ impl Publisher {
     async fn send_one_by_one(
         &self,
         link: &Link,
-        shape: &Shape,
+        declarations: &Declarations,
         rows: &[Claimed],
         verdicts: &mut [Verdict],
         patience: Duration,
     ) {
         let until = Instant::now() + patience;
+        let shape = &declarations.shape();
         for (row, verdict) in rows.iter().zip(verdicts).filter(|(_, verdict)| **verdict == Verdict::Unknown) {
             if Instant::now() >= until {
                 return;
             }
-            match self.send(link, shape, vec![Outgoing::of_row(row, shape)], patience).await {
+            match self.send(link, declarations, vec![Outgoing::of_row(row, shape)], patience).await {
                 Ok(Sent { closed: Some(error), .. }) if !is_not_found(&error) => {
                     *verdict = Verdict::Refused(format!("the broker closed the channel over it: {error}"));
                 }
@@ -182,13 +191,14 @@ impl Publisher {
     pub async fn publish_raw(
         &self,
         link: &Link,
-        shape: &Shape,
+        declarations: &Declarations,
         message: &RawMessage,
         times: u32,
         patience: Duration,
     ) -> Result<(), TransportError> {
+        let shape = &declarations.shape();
         let outgoing = (0..times).map(|_| Outgoing::of_raw(message, shape)).collect();
-        let Sent { verdicts, closed } = self.send(link, shape, outgoing, patience).await?;
+        let Sent { verdicts, closed } = self.send(link, declarations, outgoing, patience).await?;
         if let Some(error) = closed {
             return Err(TransportError::Broker(format!("it closed the channel: {error}")));
         }
@@ -205,7 +215,7 @@ impl Publisher {
     async fn send(
         &self,
         link: &Link,
-        shape: &Shape,
+        declarations: &Declarations,
         outgoing: Vec<Result<Outgoing<'_>, String>>,
         patience: Duration,
     ) -> Result<Sent, TransportError> {
@@ -229,7 +239,7 @@ impl Publisher {
         };
         if self.is_missing_for_long(any_returned || closed.as_ref().is_some_and(is_not_found))
             && let Ok(connection) = link.connection()
-            && let Ok(Err(error)) = timeout(OPEN_TIMEOUT, shape.declare(&connection)).await
+            && let Ok(Err(error)) = timeout(OPEN_TIMEOUT, declarations.declare_all(&connection)).await
         {
             tracing::warn!(error, "what took no message could not be declared again");
         }

@@ -1,18 +1,11 @@
-//! The topology on RabbitMQ: which exchanges, queues and bindings there are, with every argument said outright.
+//! The topology on RabbitMQ: exchanges, queues and bindings, with every argument explicit.
 //!
-//! Nothing is left to a default that differs between broker versions. A queue that is there already with other
-//! arguments is never used as it is, because a message rejected on a queue without dead-lettering would be gone: it
-//! is reported in words, with what to do, until somebody has done it.
+//! Nothing is left to a default that differs between broker versions. A queue that exists with other arguments is never
+//! used, because without dead-lettering a rejected message is lost. The error says what differs and what to do.
 
-use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-use lapin::options::{
-    ExchangeDeclareOptions, ExchangeDeleteOptions, QueueBindOptions, QueueDeclareOptions, QueueDeleteOptions,
-};
+use lapin::options::{ExchangeDeleteOptions, QueueDeleteOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
-use lapin::{Channel, Connection, Error, ErrorKind, ExchangeKind};
-use tokio::sync::Notify;
+use lapin::{Connection, Error, ErrorKind};
 
 use crate::messaging::transport::{Topology, dlq_of};
 
@@ -56,64 +49,18 @@ impl ExtraQueue {
 pub struct Shape {
     pub exchange: String,
     pub dead_letter_exchange: String,
-    queues: Vec<QueueShape>,
-    pub made: Arc<Made>,
-}
-
-/// Queues of ours that were found missing, and those of them that have been made since: new, or deleted with all that
-/// was in them.
-#[derive(Debug, Default)]
-pub struct Made {
-    queues: Mutex<Losses>,
-    any: Notify,
-}
-
-#[derive(Debug, Default)]
-struct Losses {
-    missing: BTreeSet<String>,
-    made: BTreeSet<String>,
-}
-
-impl Made {
-    /// Says that a queue is, or may have been, gone. Remembered until it is declared with all its bindings, however
-    /// many attempts that takes: only then does it get what is sent to it.
-    pub fn missed(&self, queue: &str) {
-        self.lock().missing.insert(queue.to_owned());
-    }
-
-    fn declared(&self, queue: &str) {
-        let mut queues = self.lock();
-        if queues.missing.remove(queue) {
-            queues.made.insert(queue.to_owned());
-            self.any.notify_one();
-        }
-    }
-
-    /// Waits for a queue that was made.
-    pub async fn next(&self) -> String {
-        loop {
-            let next = self.lock().made.pop_first();
-            match next {
-                Some(queue) => return queue,
-                None => self.any.notified().await,
-            }
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Losses> {
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+    pub queues: Vec<QueueShape>,
 }
 
 #[derive(Debug, Clone)]
-struct QueueShape {
-    name: String,
-    patterns: Vec<String>,
-    is_ours: bool,
+pub struct QueueShape {
+    pub name: String,
+    pub patterns: Vec<String>,
+    pub is_ours: bool,
 }
 
 impl Shape {
-    pub fn new(prefix: &str, topology: &Topology, extra: &[ExtraQueue], made: Arc<Made>) -> Self {
+    pub fn new(prefix: &str, topology: &Topology, extra: &[ExtraQueue]) -> Self {
         let ours = topology.queues.iter().map(|binding| QueueShape {
             name: binding.queue.clone(),
             patterns: binding.keys.iter().map(|key| (*key).to_owned()).collect(),
@@ -128,7 +75,6 @@ impl Shape {
             exchange: format!("{prefix}.events"),
             dead_letter_exchange: format!("{prefix}.events.dlx"),
             queues: ours.chain(others).collect(),
-            made,
         }
     }
 
@@ -137,47 +83,19 @@ impl Shape {
         self.queues.iter().flat_map(|queue| &queue.patterns).any(|pattern| matches_pattern(pattern, key))
     }
 
-    /// Declares everything. What stands in the way is told of all queues at once.
-    pub async fn declare(&self, connection: &Connection) -> Result<(), String> {
-        if !is_exchange_there(connection, &self.exchange).await? {
-            // Its bindings went with it: until each queue is bound again, others may publish past it.
-            self.queues.iter().filter(|queue| queue.is_ours).for_each(|queue| self.made.missed(&queue.name));
-        }
-        let channel = open(connection).await?;
-        self.declare_exchanges(&channel).await?;
-        let mut channel = Some(channel);
-        let mut wrong = Vec::new();
-        for queue in &self.queues {
-            // A refused declaration takes its channel with it.
-            let used = match channel.take() {
-                Some(channel) => channel,
-                None => open(connection).await?,
-            };
-            match self.declare_queue(connection, &used, queue).await {
-                Ok(()) => channel = Some(used),
-                Err(error) if connection.status().connected() => wrong.push(error),
-                Err(error) => return Err(error),
-            }
-        }
-        if wrong.is_empty() { Ok(()) } else { Err(wrong.join(" ")) }
-    }
-
-    /// Every queue with its arguments. A queue with others is refused, so once declared these are in force.
-    pub fn describe(&self) -> Vec<(String, String)> {
+    /// Every queue and dead-letter queue with its arguments.
+    pub fn all_queues(&self) -> impl Iterator<Item = (String, FieldTable)> {
         let both = |queue: &QueueShape| {
-            let own = (queue.name.clone(), in_one_line(&self.queue_arguments(queue)));
-            [own, (dlq_of(&queue.name), in_one_line(&dlq_arguments()))]
+            [(queue.name.clone(), self.queue_arguments(queue)), (dlq_of(&queue.name), dlq_arguments())]
         };
-        self.queues.iter().flat_map(both).collect()
+        self.queues.iter().flat_map(both)
     }
 
     /// Takes everything away that is declared, with what is in it.
     pub async fn remove(&self, connection: &Connection) -> lapin::Result<()> {
         let channel = connection.create_channel().await?;
-        for queue in &self.queues {
-            for name in [queue.name.clone(), dlq_of(&queue.name)] {
-                channel.queue_delete(name.into(), QueueDeleteOptions::default()).await?;
-            }
+        for (queue, _) in self.all_queues() {
+            channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await?;
         }
         for exchange in [&self.exchange, &self.dead_letter_exchange] {
             channel.exchange_delete(exchange.as_str().into(), ExchangeDeleteOptions::default()).await?;
@@ -185,52 +103,12 @@ impl Shape {
         Ok(())
     }
 
-    /// Declares one queue of ours with its dead-letter queue: somebody may have deleted it meanwhile.
-    pub async fn declare_again(&self, connection: &Connection, channel: &Channel, queue: &str) -> Result<(), String> {
-        match self.queues.iter().find(|known| known.name == queue || dlq_of(&known.name) == queue) {
-            Some(known) => self.declare_queue(connection, channel, known).await,
-            None => Ok(()),
-        }
+    /// The queue of this name, or the one whose dead-letter queue it is.
+    pub fn find(&self, name: &str) -> Option<&QueueShape> {
+        self.queues.iter().find(|queue| queue.name == name || dlq_of(&queue.name) == name)
     }
 
-    async fn declare_exchanges(&self, channel: &Channel) -> Result<(), String> {
-        for (name, kind) in [(&self.exchange, ExchangeKind::Topic), (&self.dead_letter_exchange, ExchangeKind::Direct)]
-        {
-            let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
-            channel
-                .exchange_declare(short(name)?, kind, options, FieldTable::default())
-                .await
-                .map_err(|error| in_words("exchange", name, &error))?;
-        }
-        Ok(())
-    }
-
-    async fn declare_queue(
-        &self,
-        connection: &Connection,
-        channel: &Channel,
-        queue: &QueueShape,
-    ) -> Result<(), String> {
-        if queue.is_ours && !is_there(connection, &queue.name).await? {
-            self.made.missed(&queue.name);
-        }
-        let dlq = dlq_of(&queue.name);
-        self.make(channel, &dlq, dlq_arguments()).await?;
-        bind(channel, &dlq, &self.dead_letter_exchange, &dlq).await?;
-        self.make(channel, &queue.name, self.queue_arguments(queue)).await?;
-        for pattern in &queue.patterns {
-            bind(channel, &queue.name, &self.exchange, pattern).await?;
-        }
-        self.made.declared(&queue.name);
-        Ok(())
-    }
-
-    async fn make(&self, channel: &Channel, name: &str, arguments: FieldTable) -> Result<(), String> {
-        let declared = channel.queue_declare(short(name)?, QueueDeclareOptions::durable(), arguments).await;
-        declared.map(drop).map_err(|error| in_words("queue", name, &error))
-    }
-
-    fn queue_arguments(&self, queue: &QueueShape) -> FieldTable {
+    pub fn queue_arguments(&self, queue: &QueueShape) -> FieldTable {
         let mut arguments = FieldTable::default();
         set_text(&mut arguments, "x-queue-type", "quorum");
         arguments.insert("x-delivery-limit".into(), AMQPValue::LongInt(DELIVERY_LIMIT));
@@ -248,14 +126,14 @@ impl Shape {
     }
 }
 
-fn dlq_arguments() -> FieldTable {
+pub fn dlq_arguments() -> FieldTable {
     let mut arguments = FieldTable::default();
     set_text(&mut arguments, "x-queue-type", "quorum");
     arguments.insert("x-delivery-limit".into(), AMQPValue::LongInt(DLQ_DELIVERY_LIMIT));
     arguments
 }
 
-fn in_one_line(arguments: &FieldTable) -> String {
+pub fn in_one_line(arguments: &FieldTable) -> String {
     let value = |value: &AMQPValue| match value {
         AMQPValue::LongString(text) => text.to_string(),
         AMQPValue::LongInt(number) => number.to_string(),
@@ -269,46 +147,8 @@ fn set_text(arguments: &mut FieldTable, name: &str, value: &str) {
     arguments.insert(name.into(), AMQPValue::LongString(value.into()));
 }
 
-/// A question that is answered with no takes its channel with it, so it has one of its own.
-async fn is_there(connection: &Connection, queue: &str) -> Result<bool, String> {
-    let channel = open(connection).await?;
-    let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-    found(channel.queue_declare(short(queue)?, passive, FieldTable::default()).await)
-}
-
-async fn is_exchange_there(connection: &Connection, exchange: &str) -> Result<bool, String> {
-    let channel = open(connection).await?;
-    let passive = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
-    found(channel.exchange_declare(short(exchange)?, ExchangeKind::Topic, passive, FieldTable::default()).await)
-}
-
-fn found<T>(answer: lapin::Result<T>) -> Result<bool, String> {
-    match answer {
-        Ok(_) => Ok(true),
-        Err(error) if is_not_found(&error) => Ok(false),
-        Err(error) => Err(error.to_string()),
-    }
-}
-
 pub fn is_not_found(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::ProtocolError(refusal) if refusal.get_id() == NOT_FOUND)
-}
-
-async fn open(connection: &Connection) -> Result<Channel, String> {
-    connection.create_channel().await.map_err(|error| error.to_string())
-}
-
-async fn bind(channel: &Channel, queue: &str, exchange: &str, pattern: &str) -> Result<(), String> {
-    channel
-        .queue_bind(
-            short(queue)?,
-            short(exchange)?,
-            short(pattern)?,
-            QueueBindOptions::default(),
-            FieldTable::default(),
-        )
-        .await
-        .map_err(|error| format!("queue {queue} cannot be bound to {exchange} by {pattern}: {error}"))
 }
 
 /// AMQP keeps names to 255 bytes.
@@ -317,7 +157,7 @@ pub fn short(text: &str) -> Result<ShortString, String> {
 }
 
 /// Why a declaration failed, and for one that met something of the same name, what to do about it.
-fn in_words(kind: &str, name: &str, error: &Error) -> String {
+pub fn in_words(kind: &str, name: &str, error: &Error) -> String {
     let ErrorKind::ProtocolError(refusal) = error.kind() else {
         return format!("{kind} {name} cannot be declared: {error}");
     };

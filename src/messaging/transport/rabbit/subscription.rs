@@ -15,7 +15,8 @@ use lapin::{Channel, Connection, Consumer};
 use tokio::time::timeout;
 use uuid::Uuid;
 
-use super::shape::{Made, Shape, short};
+use super::declare::Declarations;
+use super::shape::short;
 use super::wire;
 use crate::clock::mint_id;
 use crate::messaging::transport::{Delivery, Tag, TransportError};
@@ -37,20 +38,20 @@ pub struct RabbitSubscription {
     winding_down: bool,
     /// The stream has ended; why, if we did not ask for it.
     ended: Option<String>,
-    made: Arc<Made>,
+    declarations: Arc<Declarations>,
     _connection: Arc<Connection>,
 }
 
 impl RabbitSubscription {
     pub async fn open(
         connection: Arc<Connection>,
-        shape: &Shape,
+        declarations: Arc<Declarations>,
         queue: &str,
         prefetch: u16,
     ) -> Result<Self, TransportError> {
         let opening = async {
             let channel = connection.create_channel().await.map_err(|error| error.to_string())?;
-            shape.declare_again(&connection, &channel, queue).await?;
+            declarations.declare_one(&connection, &channel, queue).await?;
             channel.basic_qos(prefetch, BasicQosOptions::default()).await.map_err(|error| error.to_string())?;
             let consumer = channel
                 .basic_consume(short(queue)?, "".into(), BasicConsumeOptions::default(), FieldTable::default())
@@ -71,7 +72,7 @@ impl RabbitSubscription {
             unsettled: BTreeSet::new(),
             winding_down: false,
             ended: None,
-            made: shape.made.clone(),
+            declarations,
             _connection: connection,
         })
     }
@@ -169,8 +170,8 @@ impl RabbitSubscription {
             // The answer to our own goodbye.
             None if self.winding_down => self.ended = Some("the consumer was cancelled".to_owned()),
             None => {
-                // Nobody can tell afterwards: it may have been made again by then.
-                self.made.missed(&self.queue);
+                // It may have been declared again by the time that this consumer subscribes again.
+                self.declarations.suspect(&self.queue);
                 self.ended = Some("the broker cancelled the consumer; is the queue gone?".to_owned());
             }
         }

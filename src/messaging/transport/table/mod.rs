@@ -29,6 +29,7 @@ use uuid::Uuid;
 use super::{Depth, RawMessage, Topology, TransportError};
 use crate::clock::Timestamp;
 use crate::db::{Db, Tx, dialects};
+use crate::messaging::resync::record_bindings;
 pub use subscription::TableSubscription;
 
 /// After how long without a word a subscription counts as gone.
@@ -151,6 +152,7 @@ impl TableQueue {
     pub async fn declare(&self, topology: &Topology) -> Result<(), TransportError> {
         let mut tx = self.db.begin().await?;
         free_leftovers(&mut tx).await?;
+        record_bindings(&mut tx, &topology.queues).await?;
         for binding in &topology.queues {
             for key in binding.keys {
                 crate::on!(tx, c => {
