@@ -25,7 +25,7 @@ macro_rules! migrations {
     };
 }
 
-const MIGRATIONS: [(i64, &str, &str, &str); 24] = migrations![
+const MIGRATIONS: [(i64, &str, &str, &str); 25] = migrations![
     1 "0001_messaging",
     2 "0002_orders",
     3 "0003_inventory",
@@ -50,6 +50,7 @@ const MIGRATIONS: [(i64, &str, &str, &str); 24] = migrations![
     66 "0066_orders_checks",
     67 "0067_inventory_checks",
     68 "0068_notifications_checks",
+    69 "0069_messaging_resyncs",
 ];
 
 /// sqlx's table of applied migrations.
