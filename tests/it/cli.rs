@@ -274,6 +274,9 @@ async fn the_doctor_tells_the_arguments_of_every_queue(db: TestDb) {
     assert!(about(&format!("queue {prefix}.inventory.dlq")).contains("x-queue-type=quorum"));
     let (code, found) = findings(&db, &["--broker-url", "amqp://127.0.0.1:1"]).await;
     assert_eq!(code, Some(1), "a broker that is not there: {found:#?}");
+    let (code, found) = findings(&db, &["--broker-url", url, "--queue-prefix", "nobodys"]).await;
+    let missing = found.iter().filter(|finding| finding["detail"] == "missing").count();
+    assert_eq!((code, missing), (Some(0), 8), "queues that no server has declared yet: {found:#?}");
     assert!(server.terminate().await);
 }
 

@@ -1,5 +1,6 @@
 //! What RabbitMQ and its other clients see of Stockade, and what it takes from them.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -11,16 +12,17 @@ use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
 use serde_json::{Value, json};
 use stockade::clock::{Clock, mint_id};
+use stockade::messaging::Reaction;
 use stockade::messaging::outbox::{self, Entry};
-use stockade::messaging::resync::Resyncs;
+use stockade::messaging::resync::{self, Resyncs};
 use stockade::messaging::transport::rabbit::{Options, Rabbit};
-use stockade::messaging::transport::{Transport, Way};
+use stockade::messaging::transport::{Binding, Topology, Transport, Way};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
 use crate::audit::plant;
-use crate::support::kernel::{KEY, Rig, event, many, rabbit_options, told, told_with};
+use crate::support::kernel::{KEY, Probe, Rig, event, many, rabbit_options, told, told_with};
 use crate::support::{
     App, DEADLINE, Engine, TestDb, Wire, each_database_on_rabbit, eventually, order, rabbit, until_finished,
 };
@@ -532,6 +534,33 @@ async fn of_a_pass_only_what_no_queue_took_is_refused(db: TestDb) {
     for event in &lost {
         assert_eq!((status(event.event_id).await.status.as_str(), rig.effects(event).await), ("published", 1));
     }
+}
+
+/// No server and no audit runs: the kernel resyncs by itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
+async fn an_instance_whose_clock_is_slow_resyncs_a_deleted_queue() {
+    let db = TestDb::on_rabbit(Engine::Postgres).await;
+    let rig = Rig::new(&db).await;
+    let lost = many("note", 3);
+    rig.tell(&lost).await;
+    assert_eq!(rig.relay.try_once().await.unwrap(), 3);
+    Stranger::on(&db).await.delete("probe").await;
+    let Wire::Rabbit { url, prefix } = &db.wire else { unreachable!() };
+    let slow = db.open(Clock::manual(rig.db.clock().now().minus(Duration::from_secs(30)))).await;
+    let resyncs = Resyncs::new(slow.clone());
+    let rabbit = Rabbit::try_new(rabbit_options(url, prefix), resyncs.clone()).unwrap();
+    let rig = Rig::on(slow, Transport::Rabbit(rabbit), prefix).await;
+    let binding = Binding { consumer: Probe::NAME, queue: rig.queue.clone(), keys: Probe::KEYS };
+    let topology = Arc::new(Topology { queues: vec![binding] });
+    let resync = tokio::spawn(resync::run(rig.kernel.clone(), topology, resyncs));
+    for event in &lost {
+        eventually("the effect of a lost event", async || {
+            rig.settle().await;
+            (rig.effects(event).await == 1).then_some(())
+        })
+        .await;
+    }
+    resync.abort();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]

@@ -193,20 +193,16 @@ impl TestDb {
         query.execute(self.beside().await).await.unwrap().rows_affected()
     }
 
-    /// Waits until no server is connected, then ends all leases.
+    /// Waits until no server is connected, then ends all leases: Postgres may still run the last statement of a server that
+    /// was killed.
     pub async fn end_leases_of_dead_servers(&self) {
-        self.until_no_server_is_connected().await;
-        self.end_leases().await;
-    }
-
-    /// Postgres may still run the last statement of a server that was killed.
-    pub async fn until_no_server_is_connected(&self) {
         if !self.url.starts_with("sqlite:") {
             let others = "SELECT COUNT(*) FROM pg_stat_activity
                  WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()";
             let gone = async || (self.count(others).await == 0).then_some(());
             super::eventually("no other connection", gone).await;
         }
+        self.end_leases().await;
     }
 
     /// Ends all leases, as if their time had run out.
