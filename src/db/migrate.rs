@@ -50,7 +50,7 @@ const MIGRATIONS: [(i64, &str, &str, &str); 25] = migrations![
     66 "0066_orders_checks",
     67 "0067_inventory_checks",
     68 "0068_notifications_checks",
-    69 "0069_messaging_resyncs",
+    69 "0069_messaging",
 ];
 
 /// sqlx's table of applied migrations.

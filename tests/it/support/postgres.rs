@@ -30,7 +30,7 @@ cd /
 $as "$bin/initdb" -D "$dir/data" -U postgres -A trust -E UTF8 --no-locale --no-sync >"$dir/log" 2>&1 </dev/null
 cp -a "$dir/data" "$dir/new"
 $as "$bin/postgres" -D "$dir/data" -p "$port" -k "$dir" -c listen_addresses=127.0.0.1 -c max_connections=400 \
-    -c autovacuum=off -c shared_buffers=16MB >>"$dir/log" 2>&1 </dev/null &
+    -c autovacuum=off -c shared_buffers=16MB -c max_wal_size=4GB -c checkpoint_timeout=1h >>"$dir/log" 2>&1 </dev/null &
 pid=$!
 trap 'kill -INT $pid 2>/dev/null || true; wait $pid 2>/dev/null || true; rm -rf "$dir"' EXIT
 trap '' INT TERM HUP
