@@ -6,17 +6,19 @@ WORKDIR /build
 # The dependencies, over sources that say nothing: this layer is built again only when one of these files changes.
 COPY .cargo .cargo
 COPY Cargo.toml Cargo.lock ./
-RUN mkdir src \
+COPY crates/kernel/Cargo.toml crates/kernel/
+RUN mkdir src crates/kernel/src \
     && echo 'fn main() {}' >src/main.rs \
-    && touch src/lib.rs \
+    && touch src/lib.rs crates/kernel/src/lib.rs \
     && cargo build --release --locked --bin stockade \
-    && rm -r src
+    && rm -r src crates/kernel/src
 
 COPY migrations migrations
 COPY static static
+COPY crates crates
 COPY src src
-# Cargo goes by time, and what was copied may be older than what was just built.
-RUN touch src/main.rs src/lib.rs \
+# Cargo compares times, and the copied files may be older than the last build.
+RUN touch src/main.rs src/lib.rs crates/kernel/src/lib.rs \
     && cargo build --release --locked --bin stockade \
     && strip target/release/stockade \
     && mkdir /data

@@ -12,11 +12,11 @@ use clap::Parser;
 use serde_json::value::RawValue;
 use stockade::app::Builder;
 use stockade::config::Settings;
-use stockade::db::{Db, Tx};
 use stockade::http::caller::Caller;
 use stockade::http::problem::Problem;
 use stockade::inventory::events::{InventoryReserved, RESERVED};
-use stockade::messaging::{Message, Outcome, Reaction};
+use stockade_kernel::db::{Db, Tx};
+use stockade_kernel::messaging::{Message, Outcome, Reaction};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
@@ -44,7 +44,7 @@ impl Reaction for Loyalty {
             let units: i64 = message.fact.lines.iter().map(|line| line.quantity.get()).sum();
             *earned.entry((&message.event.group_id, message.fact.order_id.to_string())).or_default() += units;
         }
-        stockade::on!(tx, c => {
+        stockade_kernel::on!(tx, c => {
             sqlx::QueryBuilder::new("INSERT INTO loyalty_points (group_id, order_id, points) ")
                 .push_values(&earned, |mut row, ((group_id, order_id), points)| {
                     row.push_bind(*group_id).push_bind(order_id).push_bind(points);
@@ -68,7 +68,7 @@ async fn get_points(
     Path(order_id): Path<Uuid>,
 ) -> Result<Json<serde_json::Value>, Problem> {
     let mut tx = db.read().await?;
-    let points: Option<i64> = stockade::on!(tx, c => {
+    let points: Option<i64> = stockade_kernel::on!(tx, c => {
         let query = sqlx::query_scalar("SELECT points FROM loyalty_points WHERE group_id = $1 AND order_id = $2");
         query.bind(&caller.group_id).bind(order_id.to_string()).fetch_optional(c).await?
     });

@@ -10,17 +10,19 @@ use bytesize::ByteSize;
 use clap::{ArgMatches, Args, Command, FromArgMatches, Parser, ValueEnum};
 
 use crate::access::{self, Key};
-use crate::clock::in_words;
+use crate::http;
 use crate::http::limits::RateLimit;
 use crate::http::serve::Doorway;
-use crate::messaging::Tuning;
-use crate::messaging::outside;
-use crate::messaging::retention::Keep;
-use crate::messaging::retry::Backoff;
-use crate::messaging::transport::rabbit::{self, ExtraQueue};
-use crate::secrets::{self, Masked};
+use crate::secret_files;
 use crate::telemetry::LogFormat;
-use crate::{db, http};
+use stockade_kernel::clock::in_words;
+use stockade_kernel::db;
+use stockade_kernel::messaging::Tuning;
+use stockade_kernel::messaging::outside;
+use stockade_kernel::messaging::retention::Keep;
+use stockade_kernel::messaging::retry::Backoff;
+use stockade_kernel::messaging::transport::rabbit::{self, ExtraQueue};
+use stockade_kernel::secrets::Masked;
 
 /// A part of the product that a process may run or leave to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -317,11 +319,11 @@ impl std::ops::DerefMut for Settings {
 
 impl Args for Settings {
     fn augment_args(command: Command) -> Command {
-        secrets::with_files(Values::augment_args(command))
+        secret_files::with_files(Values::augment_args(command))
     }
 
     fn augment_args_for_update(command: Command) -> Command {
-        secrets::with_files(Values::augment_args_for_update(command))
+        secret_files::with_files(Values::augment_args_for_update(command))
     }
 }
 
@@ -329,7 +331,7 @@ impl FromArgMatches for Settings {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let mut values = Values::from_arg_matches(matches)?;
         let command = Self::augment_args(Command::new("stockade"));
-        let file = |id: &str| secrets::from_file(matches, &command, id);
+        let file = |id: &str| secret_files::from_file(matches, &command, id);
         for (id, value) in [("database_url", &mut values.database_url), ("broker_url", &mut values.broker_url)] {
             *value = file(id)?.unwrap_or_else(|| value.clone());
         }
@@ -591,7 +593,7 @@ mod tests {
     #[test]
     fn every_secret_can_come_from_a_file() {
         let command = Settings::augment_args(Command::new("stockade"));
-        let secrets = command.get_arguments().filter(|arg| secrets::holds_a_secret(arg));
+        let secrets = command.get_arguments().filter(|arg| secret_files::holds_a_secret(arg));
         // Keys in a file are a list, and add to those of the setting.
         let longs: Vec<&str> = secrets.filter_map(|arg| arg.get_long()).filter(|long| *long != "api-keys").collect();
         assert!(longs.len() >= 6, "{longs:?}");

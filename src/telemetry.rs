@@ -13,7 +13,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::field::MakeExt;
 use tracing_subscriber::fmt::format::debug_fn;
 
-use crate::{secrets, trace};
+use stockade_kernel::{secrets, trace};
 
 /// Sets up logging for the process. `filter` is in the syntax of RUST_LOG. lapin's own lines repeat what the
 /// transport says better, and would print messages with their bodies.

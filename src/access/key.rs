@@ -8,8 +8,8 @@ use rand::RngExt;
 use sha2::{Digest, Sha256};
 
 use super::Role;
-use crate::clock::Timestamp;
-use crate::secrets::KEY_PREFIX;
+use stockade_kernel::clock::Timestamp;
+use stockade_kernel::secrets::KEY_PREFIX;
 
 /// What a key is bound to that is bound to no one group.
 pub const EVERY_GROUP: &str = "*";

@@ -21,8 +21,8 @@ use tokio::sync::watch;
 
 pub use key::{EVERY_GROUP, Hash, Key, Secret, check_name, read_keys};
 
-use crate::clock::Timestamp;
-use crate::db::Db;
+use stockade_kernel::clock::Timestamp;
+use stockade_kernel::db::Db;
 
 /// Rung when a key is made or revoked.
 pub const BELL: &str = "keys";

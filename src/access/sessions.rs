@@ -2,8 +2,8 @@
 //! the key that began it. It is a row, so that every instance knows it and a logout holds for all.
 
 use super::{Hash, Secret};
-use crate::clock::Timestamp;
-use crate::db::Tx;
+use stockade_kernel::clock::Timestamp;
+use stockade_kernel::db::Tx;
 
 /// A session that has not ended.
 #[derive(Debug, Clone)]
@@ -18,7 +18,7 @@ pub struct Session {
 /// Begins a session. Only its hash is kept.
 pub async fn begin(tx: &mut Tx, session: &Session) -> sqlx::Result<Secret> {
     let secret = Secret::random();
-    crate::on!(tx, c => {
+    stockade_kernel::on!(tx, c => {
         sqlx::query("INSERT INTO access_sessions (hash, key_hash, group_id, expires_at) VALUES ($1, $2, $3, $4)")
             .bind(secret.hash().0.to_vec())
             .bind(session.key.0.to_vec())
@@ -33,7 +33,7 @@ pub async fn begin(tx: &mut Tx, session: &Session) -> sqlx::Result<Secret> {
 
 pub async fn find(tx: &mut Tx, hash: &Hash) -> sqlx::Result<Option<Session>> {
     let now = tx.now();
-    let row: Option<(Vec<u8>, Option<String>, Timestamp)> = crate::on!(tx, c => {
+    let row: Option<(Vec<u8>, Option<String>, Timestamp)> = stockade_kernel::on!(tx, c => {
         sqlx::query_as("SELECT key_hash, group_id, expires_at FROM access_sessions WHERE hash = $1 AND expires_at > $2")
             .bind(hash.0.to_vec())
             .bind(now)
@@ -47,14 +47,14 @@ pub async fn find(tx: &mut Tx, hash: &Hash) -> sqlx::Result<Option<Session>> {
 }
 
 pub async fn end(tx: &mut Tx, hash: &Hash) -> sqlx::Result<()> {
-    crate::on!(tx, c => {
+    stockade_kernel::on!(tx, c => {
         sqlx::query("DELETE FROM access_sessions WHERE hash = $1").bind(hash.0.to_vec()).execute(c).await.map(drop)
     })
 }
 
 /// Removes up to `limit` sessions that ended before then; returns how many.
 pub async fn forget(tx: &mut Tx, before: Timestamp, limit: i64) -> sqlx::Result<u64> {
-    crate::on!(tx, c => {
+    stockade_kernel::on!(tx, c => {
         sqlx::query(
             "DELETE FROM access_sessions
              WHERE hash IN (SELECT hash FROM access_sessions WHERE expires_at < $1 ORDER BY expires_at LIMIT $2)",

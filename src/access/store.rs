@@ -3,8 +3,8 @@
 use uuid::Uuid;
 
 use super::{BELL, EVERY_GROUP, Hash, Key, Role};
-use crate::clock::{Timestamp, mint_id};
-use crate::db::{Filter, Tx, fetch_page};
+use stockade_kernel::clock::{Timestamp, mint_id};
+use stockade_kernel::db::{Filter, Tx, fetch_page};
 
 /// What the table says.
 #[derive(Debug, Default)]
@@ -47,7 +47,7 @@ impl From<Columns> for KeyRow {
 
 pub async fn load(tx: &mut Tx) -> sqlx::Result<Table> {
     type Row = (String, String, String, Option<String>, Vec<u8>, Option<Timestamp>, Option<Timestamp>);
-    let rows: Vec<Row> = crate::on!(tx, c => {
+    let rows: Vec<Row> = stockade_kernel::on!(tx, c => {
         sqlx::query_as("SELECT name, role, group_id, subsidiary_id, hash, expires_at, revoked_at FROM access_keys")
             .fetch_all(c)
             .await
@@ -62,7 +62,7 @@ pub async fn load(tx: &mut Tx) -> sqlx::Result<Table> {
 
 pub async fn insert(tx: &mut Tx, key: &Key, created_by: &str) -> sqlx::Result<Uuid> {
     let (id, now) = (mint_id(), tx.now());
-    crate::on!(tx, c => {
+    stockade_kernel::on!(tx, c => {
         sqlx::query(
             "INSERT INTO access_keys (id, name, role, group_id, subsidiary_id, hash, created_by, created_at, expires_at)
              VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
@@ -106,7 +106,7 @@ pub async fn list(tx: &mut Tx, query: Query) -> sqlx::Result<Vec<KeyRow>> {
 /// Revokes a key; `false` if it has been revoked already.
 pub async fn revoke(tx: &mut Tx, id: Uuid) -> sqlx::Result<bool> {
     let now = tx.now();
-    let revoked = crate::on!(tx, c => {
+    let revoked = stockade_kernel::on!(tx, c => {
         sqlx::query("UPDATE access_keys SET revoked_at = $2 WHERE id = $1 AND revoked_at IS NULL")
             .bind(id)
             .bind(now)
@@ -120,7 +120,7 @@ pub async fn revoke(tx: &mut Tx, id: Uuid) -> sqlx::Result<bool> {
 
 /// Is there a key in the table, for good, that may do everything?
 pub async fn has_an_admin(tx: &mut Tx) -> sqlx::Result<bool> {
-    let found: Option<i32> = crate::on!(tx, c => {
+    let found: Option<i32> = stockade_kernel::on!(tx, c => {
         sqlx::query_scalar(
             "SELECT 1 FROM access_keys
              WHERE group_id = $1 AND role = $2 AND revoked_at IS NULL AND expires_at IS NULL LIMIT 1",

@@ -7,7 +7,8 @@ use clap::parser::ValueSource;
 use clap::{Args, FromArgMatches};
 use serde_json::{Value, json};
 use stockade::config::Settings;
-use stockade::secrets::{self, mask};
+use stockade::secret_files;
+use stockade_kernel::secrets::mask;
 
 use super::exit::Exit;
 use super::out;
@@ -72,9 +73,9 @@ fn setting(command: &clap::Command, arg: &clap::Arg, matches: &clap::ArgMatches)
         Some(ValueSource::EnvVariable) => "environment",
         _ => "default",
     };
-    if let Ok(Some(held)) = secrets::from_file(matches, command, id) {
+    if let Ok(Some(held)) = secret_files::from_file(matches, command, id) {
         return Some(Setting { name, value: mask(&held), origin: "file" });
     }
-    let value = if secrets::holds_a_secret(arg) { mask(&value) } else { value };
+    let value = if secret_files::holds_a_secret(arg) { mask(&value) } else { value };
     Some(Setting { name, value, origin })
 }

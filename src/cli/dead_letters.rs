@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
-use stockade::clock::Timestamp;
-use stockade::messaging::dead_letters::Group;
+use stockade_kernel::clock::Timestamp;
+use stockade_kernel::messaging::dead_letters::Group;
 
 use super::client::Client;
 use super::exit::Exit;

@@ -11,10 +11,10 @@ use clap::Args;
 use reqwest::StatusCode;
 use serde::Serialize;
 use serde_json::Value;
-use stockade::clock::{Clock, millis};
 use stockade::config::Settings;
-use stockade::db::Db;
 use stockade::{app, telemetry};
+use stockade_kernel::clock::{Clock, millis};
+use stockade_kernel::db::Db;
 
 use super::client::{Client, Credential, reachable, refusal};
 use super::exit::Exit;

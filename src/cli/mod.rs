@@ -26,7 +26,7 @@ mod table;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use stockade::secrets::strike_from;
+use stockade_kernel::secrets::strike_from;
 
 use exit::Exit;
 

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use stockade::clock::Timestamp;
-use stockade::messaging::dead_letters::Group;
+use stockade_kernel::clock::Timestamp;
+use stockade_kernel::messaging::dead_letters::Group;
 
 use super::dead_letters::groups_table;
 use super::exit::Exit;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
-use stockade::clock::{Clock, Timestamp};
+use stockade_kernel::clock::{Clock, Timestamp};
 
 use super::client::{Client, Credential};
 use super::exit::Exit;

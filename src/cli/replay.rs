@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use stockade::clock::Timestamp;
-use stockade::messaging::jobs::TypeCount;
+use stockade_kernel::clock::Timestamp;
+use stockade_kernel::messaging::jobs::TypeCount;
 
 use super::exit::Exit;
 use super::jobs::{Job, Jobs, follow};

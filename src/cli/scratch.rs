@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use stockade::clock::mint_id;
+use stockade_kernel::clock::mint_id;
 
 pub struct Scratch {
     folder: PathBuf,

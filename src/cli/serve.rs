@@ -7,11 +7,11 @@ use std::process::ExitCode;
 use clap::Args;
 use serde_json::json;
 use stockade::app::Builder;
-use stockade::clock::Clock;
 use stockade::config::Settings;
-use stockade::db::Db;
 use stockade::lifecycle::asked_to_stop;
 use stockade::telemetry;
+use stockade_kernel::clock::Clock;
+use stockade_kernel::db::Db;
 
 use super::out;
 

@@ -8,10 +8,10 @@ use super::finish::RequestId;
 use super::limits::Place;
 use super::problem::Problem;
 use crate::access::{Hash, Key, Keys, Role};
-use crate::clock::Timestamp;
-use crate::messaging::Origin;
-use crate::messaging::event::is_plain_text;
-use crate::trace::Traceparent;
+use stockade_kernel::clock::Timestamp;
+use stockade_kernel::messaging::Origin;
+use stockade_kernel::messaging::event::is_plain_text;
+use stockade_kernel::trace::Traceparent;
 
 /// The one tenant of an installation without API keys, and the one a key for every group acts in unless told otherwise.
 pub const DEFAULT_GROUP: &str = "00000000-0000-0000-0000-000000000001";

@@ -19,8 +19,8 @@ use super::meter::{Meter, Timing};
 use super::page::NextCursor;
 use super::problem::Problem;
 use super::serve::HEAD_BYTES_MAX;
-use crate::clock::mint_id;
-use crate::trace::{KeyValue, Span, SpanKind, Traceparent};
+use stockade_kernel::clock::mint_id;
+use stockade_kernel::trace::{KeyValue, Span, SpanKind, Traceparent};
 
 static X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const REQUEST_ID_CHARS_MAX: usize = 64;

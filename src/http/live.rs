@@ -31,7 +31,7 @@ use super::caller::{Caller, Identity};
 use super::extract::Params;
 use super::problem::Problem;
 use crate::access::Keys;
-use crate::db::Bell;
+use stockade_kernel::db::Bell;
 
 /// Looks are never closer together than this: four frames a second at most.
 const LOOKS_APART: Duration = Duration::from_millis(250);

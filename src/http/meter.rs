@@ -10,7 +10,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use tokio::time::Instant;
 
-use crate::metrics::{Metrics, seconds};
+use stockade_kernel::metrics::{Metrics, seconds};
 
 pub type Meter = Family<Answered, Histogram, fn() -> Histogram>;
 

@@ -38,7 +38,7 @@ use guard::{Guard, Guarded};
 use limits::{Limiter, RateLimit};
 use problem::Problem;
 
-use crate::metrics::Metrics;
+use stockade_kernel::metrics::Metrics;
 
 /// The limits of the HTTP side; each has its setting in `config.rs`.
 #[derive(Debug, Clone)]

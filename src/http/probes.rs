@@ -15,12 +15,12 @@ use utoipa_axum::routes;
 use uuid::Uuid;
 
 use super::caller::Caller;
-use crate::clock::Timestamp;
-use crate::db::Trouble;
-use crate::messaging::health::{LoopState, LoopStatus};
-use crate::messaging::instances::{self, Instance};
-use crate::messaging::transport::{Condition, Topology};
-use crate::messaging::{Kernel, office, outbox, relay};
+use stockade_kernel::clock::Timestamp;
+use stockade_kernel::db::Trouble;
+use stockade_kernel::messaging::health::{LoopState, LoopStatus};
+use stockade_kernel::messaging::instances::{self, Instance};
+use stockade_kernel::messaging::transport::{Condition, Topology};
+use stockade_kernel::messaging::{Kernel, office, outbox, relay};
 
 /// How long a probe waits for the database: all of them answer within a second, whatever is down.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(500);

@@ -7,8 +7,8 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
 use super::codes;
-use crate::db::Trouble;
-use crate::messaging::transport::TransportError;
+use stockade_kernel::db::Trouble;
+use stockade_kernel::messaging::transport::TransportError;
 
 #[derive(Debug, Clone, Serialize, utoipa::ToSchema)]
 pub struct Problem {

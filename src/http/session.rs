@@ -16,7 +16,7 @@ use super::guard::{COOKIE, session_token};
 use super::problem::{FieldError, Problem};
 use crate::access::sessions::{self, Session};
 use crate::access::{Hash, Keys, Role, Secret, check_name};
-use crate::clock::Timestamp;
+use stockade_kernel::clock::Timestamp;
 
 #[derive(Clone)]
 pub struct Sessions {

@@ -13,14 +13,14 @@ use uuid::Uuid;
 use super::error::InventoryError;
 use super::service::{self, Change};
 use super::store::{self, Reservation, Stock};
-use crate::clock::Timestamp;
-use crate::db::Db;
 use crate::http::caller::Caller;
 use crate::http::extract::{Body, Params, bad_filter};
 use crate::http::page::{Page, fetch_limit, limit, read_cursor, read_uuid_cursor};
 use crate::http::problem::Problem;
-use crate::messaging::event::is_plain_text;
 use crate::orders::events::{QUANTITY_MAX, Sku};
+use stockade_kernel::clock::Timestamp;
+use stockade_kernel::db::Db;
+use stockade_kernel::messaging::event::is_plain_text;
 
 const REASON_CHARS_MAX: usize = 200;
 /// What has to be escaped for a SKU to be one segment of a path.

@@ -7,10 +7,10 @@ use uuid::Uuid;
 
 use super::model::Move;
 use super::service::{self, Asked, Placed};
-use crate::db::Tx;
-use crate::messaging::{Message, Outcome, Reaction};
 use crate::numbers::Numbers;
 use crate::orders::events::{CANCELLED, EXPIRED, FULFILLED, OrderMoved, OrderPaid, OrderPlaced, PAID, PLACED};
+use stockade_kernel::db::Tx;
+use stockade_kernel::messaging::{Message, Outcome, Reaction};
 
 pub struct Inventory {
     pub numbers: Arc<Numbers>,

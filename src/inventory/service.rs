@@ -8,11 +8,11 @@ use super::error::InventoryError;
 use super::events::{ADJUSTED, FAILED, InventoryFailed, InventoryReserved, RESERVED, ReservedLine, StockAdjusted};
 use super::model::{Advance, Decision, Demand, Move, Shelf, State};
 use super::store::{self, Adjustment, Moved, NewReservation, Stock, Survey};
-use crate::clock::{Timestamp, mint_id};
-use crate::db::Tx;
-use crate::messaging::{Event, Origin, Outcome, outbox};
 use crate::numbers::Numbers;
 use crate::orders::events::{OrderPlaced, QUANTITY_MAX, Quantity, Sku};
+use stockade_kernel::clock::{Timestamp, mint_id};
+use stockade_kernel::db::Tx;
+use stockade_kernel::messaging::{Event, Origin, Outcome, outbox};
 
 /// An order that was placed, and the place of its event in the batch.
 #[derive(Debug, Clone, Copy)]

@@ -7,12 +7,12 @@ use utoipa_axum::routes;
 use uuid::Uuid;
 
 use super::store::{self, Balance, Entry};
-use crate::clock::Timestamp;
-use crate::db::Db;
 use crate::http::caller::Caller;
 use crate::http::extract::Params;
 use crate::http::page::{Page, bad_cursor, fetch_limit, limit, read_cursor, read_uuid_cursor};
 use crate::http::problem::Problem;
+use stockade_kernel::clock::Timestamp;
+use stockade_kernel::db::Db;
 
 pub fn routes() -> OpenApiRouter<Db> {
     OpenApiRouter::new().routes(routes!(list_ledger_entries)).routes(routes!(list_ledger_balances))

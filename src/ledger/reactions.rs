@@ -3,9 +3,9 @@
 use serde_json::value::RawValue;
 
 use super::service;
-use crate::db::Tx;
-use crate::messaging::{Message, Outcome, Reaction};
 use crate::orders::events::{OrderPaid, OrderPlaced, PAID, PLACED};
+use stockade_kernel::db::Tx;
+use stockade_kernel::messaging::{Message, Outcome, Reaction};
 
 pub struct Ledger;
 

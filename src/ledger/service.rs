@@ -7,10 +7,10 @@ use uuid::Uuid;
 use super::model::sides_of;
 use super::reactions::Fact;
 use super::store::{self, NewEntry, Paid};
-use crate::clock::mint_id;
-use crate::db::Tx;
-use crate::messaging::{Message, Outcome};
 use crate::orders::events::PLACED;
+use stockade_kernel::clock::mint_id;
+use stockade_kernel::db::Tx;
+use stockade_kernel::messaging::{Message, Outcome};
 
 /// Notes orders that were placed and books payments: one outcome per event, in order, in four statements at most. A
 /// payment whose order has not come yet waits for it.

@@ -8,12 +8,12 @@ use uuid::Uuid;
 
 use super::model::{Kind, State as NoticeState};
 use super::store::{self, Notice};
-use crate::clock::Timestamp;
-use crate::db::Db;
 use crate::http::caller::Caller;
 use crate::http::extract::{Params, bad_filter};
 use crate::http::page::{Page, fetch_limit, limit, read_uuid_cursor};
 use crate::http::problem::Problem;
+use stockade_kernel::clock::Timestamp;
+use stockade_kernel::db::Db;
 
 pub fn routes() -> OpenApiRouter<Db> {
     OpenApiRouter::new().routes(routes!(list_notifications))

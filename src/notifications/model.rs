@@ -3,8 +3,8 @@
 use uuid::Uuid;
 
 use crate::inventory::events::{InventoryFailed, InventoryReserved};
-use crate::messaging::outside::Answer;
 use crate::orders::events::{OrderMoved, OrderPaid};
+use stockade_kernel::messaging::outside::Answer;
 
 /// What a notice is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize, utoipa::ToSchema)]

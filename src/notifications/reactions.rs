@@ -6,11 +6,11 @@ use serde_json::value::RawValue;
 use super::channels::Channel;
 use super::model::Fact;
 use super::service;
-use crate::db::Tx;
 use crate::inventory::events::{FAILED, RESERVED};
-use crate::messaging::outside::{Answer, Concluded, Outside};
-use crate::messaging::{Message, Outcome, Reaction};
 use crate::orders::events::{CANCELLED, EXPIRED, PAID};
+use stockade_kernel::db::Tx;
+use stockade_kernel::messaging::outside::{Answer, Concluded, Outside};
+use stockade_kernel::messaging::{Message, Outcome, Reaction};
 
 /// By default to the log.
 #[derive(Default)]

@@ -6,10 +6,10 @@ use uuid::Uuid;
 
 use super::model::{Fact, State};
 use super::store::{self, Attempt, NewNotice};
-use crate::clock::mint_id;
-use crate::db::Tx;
-use crate::messaging::outside::{Answer, Concluded};
-use crate::messaging::{Message, Outcome};
+use stockade_kernel::clock::mint_id;
+use stockade_kernel::db::Tx;
+use stockade_kernel::messaging::outside::{Answer, Concluded};
+use stockade_kernel::messaging::{Message, Outcome};
 
 /// The channel that needs nothing configured.
 pub const LOG_CHANNEL: &str = "log";

@@ -10,8 +10,8 @@ use crate::http::caller::Caller;
 use crate::http::extract::{Body, Params};
 use crate::http::page::{Page, fetch_limit, limit, read_uuid_cursor};
 use crate::http::problem::{FieldError, Problem};
-use crate::messaging::actions::{self, Action, NewAction};
-use crate::messaging::event::is_plain_text;
+use stockade_kernel::messaging::actions::{self, Action, NewAction};
+use stockade_kernel::messaging::event::is_plain_text;
 
 const REASON_CHARS_MAX: usize = 500;
 

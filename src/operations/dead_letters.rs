@@ -12,14 +12,14 @@ use uuid::Uuid;
 
 use super::Operations;
 use super::actions::{Why, acted};
-use crate::clock::Timestamp;
-use crate::db::Tx;
 use crate::http::caller::Caller;
 use crate::http::extract::{Body, Params, bad_filter};
 use crate::http::page::{LIMIT_MAX, Page, fetch_limit, limit, read_uuid_cursor};
 use crate::http::problem::Problem;
-use crate::messaging::actions::{self, Action};
-use crate::messaging::dead_letters::{self, Group, Letter, LetterRow, NotResolved, Redriven};
+use stockade_kernel::clock::Timestamp;
+use stockade_kernel::db::Tx;
+use stockade_kernel::messaging::actions::{self, Action};
+use stockade_kernel::messaging::dead_letters::{self, Group, Letter, LetterRow, NotResolved, Redriven};
 
 /// More groups than anybody reads; foreign messages may bring any event type.
 const GROUPS_MAX: i64 = 1000;

@@ -12,7 +12,7 @@ use crate::http::caller::Caller;
 use crate::http::extract::{Params, bad_filter};
 use crate::http::page::{Page, bad_cursor, fetch_limit, limit, read_cursor};
 use crate::http::problem::Problem;
-use crate::messaging::inbox::{self, InboxRow};
+use stockade_kernel::messaging::inbox::{self, InboxRow};
 
 pub fn routes() -> OpenApiRouter<Operations> {
     OpenApiRouter::new().routes(routes!(list_inbox)).routes(routes!(get_inbox_row))

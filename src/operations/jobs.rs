@@ -6,13 +6,13 @@ use uuid::Uuid;
 
 use super::Operations;
 use super::actions::acted;
-use crate::clock::Timestamp;
 use crate::http::caller::Caller;
 use crate::http::extract::bad_filter;
 use crate::http::page::{Page, fetch_limit, limit, read_uuid_cursor};
 use crate::http::problem::{FieldError, Problem};
-use crate::messaging::actions;
-use crate::messaging::jobs::{self, Kind};
+use stockade_kernel::clock::Timestamp;
+use stockade_kernel::messaging::actions;
+use stockade_kernel::messaging::jobs::{self, Kind};
 
 const STATES: [&str; 4] = ["running", "done", "stopped", "failed"];
 const RATE_MAX: i64 = 10_000;

@@ -17,12 +17,12 @@ use super::actions::{Why, acted};
 use super::redrives::location;
 use crate::access::store::{self, KeyRow};
 use crate::access::{EVERY_GROUP, Key, Role, Secret, check_name};
-use crate::db::Tx;
 use crate::http::caller::Caller;
 use crate::http::extract::{Body, Params};
 use crate::http::page::{Page, fetch_limit, limit, read_uuid_cursor};
 use crate::http::problem::{FieldError, Problem};
-use crate::messaging::actions;
+use stockade_kernel::db::Tx;
+use stockade_kernel::messaging::actions;
 
 /// A key that lasts longer may as well last for ever.
 const SECONDS_MAX: u64 = 10 * 365 * 24 * 3600;

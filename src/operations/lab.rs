@@ -16,9 +16,9 @@ use utoipa_axum::routes;
 use super::Operations;
 use crate::http::extract::Body;
 use crate::http::problem::{FieldError, Problem};
-use crate::messaging::event::is_plain_text;
-use crate::messaging::faults::{self, POINTS, Repeats};
-use crate::messaging::transport::RawMessage;
+use stockade_kernel::messaging::event::is_plain_text;
+use stockade_kernel::messaging::faults::{self, POINTS, Repeats};
+use stockade_kernel::messaging::transport::RawMessage;
 
 const TIMES_MAX: u32 = 1000;
 /// How slow a consumer can be made: slower, and a shutdown would have to wait for it.

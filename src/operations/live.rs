@@ -4,12 +4,12 @@
 use serde::Serialize;
 
 use super::Operations;
-use crate::db::Bell;
 use crate::http::live::Section;
 use crate::http::probes::Probes;
-use crate::messaging::transport::Binding;
-use crate::messaging::transport::table::{HANDED_OVER, bell_of};
-use crate::messaging::{faults, inbox, outbox, pause};
+use stockade_kernel::db::Bell;
+use stockade_kernel::messaging::transport::Binding;
+use stockade_kernel::messaging::transport::table::{HANDED_OVER, bell_of};
+use stockade_kernel::messaging::{faults, inbox, outbox, pause};
 
 /// The server as the dashboard's header shows it.
 #[derive(Serialize)]

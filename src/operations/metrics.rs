@@ -22,14 +22,14 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Operations;
-use crate::clock::Timestamp;
 use crate::http::caller::Caller;
 use crate::http::guard::bearer;
 use crate::http::live::Live;
 use crate::http::problem::Problem;
-use crate::messaging::transport::{Binding, Condition};
-use crate::messaging::{dead_letters, inbox, office, outbox, relay};
-use crate::metrics::Labels;
+use stockade_kernel::clock::Timestamp;
+use stockade_kernel::messaging::transport::{Binding, Condition};
+use stockade_kernel::messaging::{dead_letters, inbox, office, outbox, relay};
+use stockade_kernel::metrics::Labels;
 
 /// How long a scrape waits for the database: it is answered within a second, whatever is down.
 const READ_TIMEOUT: Duration = Duration::from_millis(700);

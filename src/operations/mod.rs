@@ -23,8 +23,8 @@ use audit::Audits;
 use utoipa_axum::router::OpenApiRouter;
 
 use crate::access::Keys;
-use crate::messaging::Kernel;
-use crate::messaging::transport::Topology;
+use stockade_kernel::messaging::Kernel;
+use stockade_kernel::messaging::transport::Topology;
 
 #[derive(Clone)]
 pub struct Operations {

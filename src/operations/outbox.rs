@@ -14,8 +14,8 @@ use crate::http::caller::Caller;
 use crate::http::extract::{Body, Params, bad_filter};
 use crate::http::page::{Page, fetch_limit, limit, read_uuid_cursor};
 use crate::http::problem::Problem;
-use crate::messaging::actions;
-use crate::messaging::outbox::{self, Dead, OutboxRow};
+use stockade_kernel::messaging::actions;
+use stockade_kernel::messaging::outbox::{self, Dead, OutboxRow};
 
 pub fn routes() -> OpenApiRouter<Operations> {
     OpenApiRouter::new()

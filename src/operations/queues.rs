@@ -16,8 +16,8 @@ use crate::http::caller::Caller;
 use crate::http::extract::Body;
 use crate::http::page::Page;
 use crate::http::problem::Problem;
-use crate::messaging::transport::{Binding, Depth, dlq_of};
-use crate::messaging::{actions, dead_letters, office, pause, relay};
+use stockade_kernel::messaging::transport::{Binding, Depth, dlq_of};
+use stockade_kernel::messaging::{actions, dead_letters, office, pause, relay};
 
 /// How long a pause may take to finish the batch in hand before we answer that it is still under way.
 const REST_TIMEOUT: Duration = Duration::from_secs(20);
@@ -143,7 +143,7 @@ impl Operations {
                 paused: self.kernel.pauses.is_paused(binding.consumer),
                 dlq_depth: depths.get(&dlq_of(&binding.queue)).map_or(0, |d| d.ready + d.in_flight.unwrap_or(0)),
                 dead_letters: letters.get(&binding.queue).copied().unwrap_or(0),
-                oldest_age_ms: oldest.map(|oldest| crate::clock::millis(now.since(oldest))),
+                oldest_age_ms: oldest.map(|oldest| stockade_kernel::clock::millis(now.since(oldest))),
                 stale: depth.is_none_or(|depth| depth.stale),
             }
         };

@@ -15,13 +15,13 @@ use uuid::Uuid;
 use super::Operations;
 use super::actions::{Why, acted, checked_text};
 use super::jobs::{Job, ListJobs, check_rate};
-use crate::clock::Timestamp;
 use crate::http::caller::Caller;
 use crate::http::extract::{Body, Params};
 use crate::http::page::Page;
 use crate::http::problem::{FieldError, Problem};
-use crate::messaging::actions;
-use crate::messaging::jobs::{self, Kind, Letters, Preview};
+use stockade_kernel::clock::Timestamp;
+use stockade_kernel::messaging::actions;
+use stockade_kernel::messaging::jobs::{self, Kind, Letters, Preview};
 
 const RATE_DEFAULT: i64 = 100;
 /// As many ids as a caller is likely to have picked by hand; for more there are filters.

@@ -13,13 +13,13 @@ use super::Operations;
 use super::actions::{Why, acted, checked_text};
 use super::jobs::{Job, ListJobs, check_rate};
 use super::redrives::location;
-use crate::clock::Timestamp;
 use crate::http::caller::Caller;
 use crate::http::extract::{Body, Params};
 use crate::http::page::Page;
 use crate::http::problem::{FieldError, Problem};
-use crate::messaging::actions;
-use crate::messaging::jobs::{self, Events, Kind, TypeCount};
+use stockade_kernel::clock::Timestamp;
+use stockade_kernel::messaging::actions;
+use stockade_kernel::messaging::jobs::{self, Events, Kind, TypeCount};
 
 const RATE_DEFAULT: i64 = 500;
 

@@ -12,10 +12,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::error::OrderError;
 use super::service::{self, Draft, Placed, StepRequest, Stepped, Submission};
-use crate::db::{Db, Trouble, Tx};
-use crate::messaging::faults::Faults;
-use crate::messaging::health::{Health, Pulse};
 use crate::numbers::Numbers;
+use stockade_kernel::db::{Db, Trouble, Tx};
+use stockade_kernel::messaging::faults::Faults;
+use stockade_kernel::messaging::health::{Health, Pulse};
 
 /// What health calls it.
 pub const NAME: &str = "desk";

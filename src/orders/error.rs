@@ -2,8 +2,8 @@
 
 use super::events::{Amount, Currency};
 use super::model::{Refusal, Status};
-use crate::db::Trouble;
 use crate::http::problem::{FieldError, Problem};
+use stockade_kernel::db::Trouble;
 
 #[derive(Debug, thiserror::Error)]
 pub enum OrderError {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::messaging::event::is_plain_text;
+use stockade_kernel::messaging::event::is_plain_text;
 
 pub const PLACED: &str = "order.placed";
 pub const PAID: &str = "order.paid";

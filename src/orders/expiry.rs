@@ -10,9 +10,9 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use super::{service, store};
-use crate::db::Db;
-use crate::messaging::Patience;
-use crate::messaging::health::{Health, LoopState, Pulse};
+use stockade_kernel::db::Db;
+use stockade_kernel::messaging::Patience;
+use stockade_kernel::messaging::health::{Health, LoopState, Pulse};
 
 /// What health calls it.
 pub const NAME: &str = "expiry";

@@ -4,8 +4,8 @@ use uuid::Uuid;
 
 use super::error::OrderError;
 use super::events::{Amount, Currency, Customer, Item, OrderPlaced};
-use crate::clock::{Timestamp, mint_id};
-use crate::trace::Traceparent;
+use stockade_kernel::clock::{Timestamp, mint_id};
+use stockade_kernel::trace::Traceparent;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OrderId(pub Uuid);

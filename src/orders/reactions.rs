@@ -6,9 +6,9 @@ use serde_json::value::RawValue;
 
 use super::model::{OrderId, Status};
 use super::service::{self, Answer};
-use crate::db::Tx;
 use crate::inventory::events::{FAILED, InventoryFailed, InventoryReserved, RESERVED};
-use crate::messaging::{Message, Outcome, Reaction};
+use stockade_kernel::db::Tx;
+use stockade_kernel::messaging::{Message, Outcome, Reaction};
 
 pub struct Orders {
     /// How long stock is held for an order that is not paid.

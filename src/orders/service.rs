@@ -9,11 +9,11 @@ use super::error::OrderError;
 use super::events::{CANCELLED, EXPIRED, FULFILLED, OrderMoved, OrderPaid, PAID, PLACED};
 use super::model::{Order, OrderId, Placing, Refusal, Request, Standing, Status, Step};
 use super::store::{self, Key, KeyUse, StepKey, Taken};
-use crate::clock::{Timestamp, minted_at};
-use crate::db::Tx;
-use crate::messaging::{Event, Origin, outbox};
 use crate::numbers::Numbers;
-use crate::trace::Traceparent;
+use stockade_kernel::clock::{Timestamp, minted_at};
+use stockade_kernel::db::Tx;
+use stockade_kernel::messaging::{Event, Origin, outbox};
+use stockade_kernel::trace::Traceparent;
 
 /// The bell that rings when orders change state.
 pub const BELL: &str = "orders";

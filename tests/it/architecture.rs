@@ -7,9 +7,9 @@ use std::path::Path;
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const MODULES: [&str; 4] = ["orders", "inventory", "notifications", "ledger"];
 
-/// Which parts of the crate each part may name, beside itself. `main → app → modules, operations → {http,
+/// Which parts of the two packages each part may name, beside itself. `main → app → modules, operations → {http,
 /// messaging} → db`; `clock`, `money` and `numbers` are for all. A module may also name another's `events`.
-const MAY_NAME: [(&str, &[&str]); 20] = [
+const MAY_NAME: [(&str, &[&str]); 21] = [
     ("access", &["clock", "db", "secrets"]),
     ("crash_points", &[]),
     ("clock", &[]),
@@ -20,7 +20,8 @@ const MAY_NAME: [(&str, &[&str]); 20] = [
     ("db", &["clock", "crash_points", "metrics"]),
     ("messaging", &["clock", "crash_points", "db", "metrics", "secrets", "trace"]),
     ("http", &["access", "clock", "db", "messaging", "metrics", "trace"]),
-    ("config", &["access", "clock", "db", "http", "messaging", "secrets", "telemetry"]),
+    ("config", &["access", "clock", "db", "http", "messaging", "secret_files", "secrets", "telemetry"]),
+    ("secret_files", &["secrets"]),
     ("metrics", &[]),
     ("money", &[]),
     ("trace", &[]),
@@ -62,11 +63,14 @@ struct Source {
 
 fn sources() -> Vec<Source> {
     let mut found = Vec::new();
-    walk(&Path::new(ROOT).join("src"), &mut |path, text| {
-        let path = path.strip_prefix(Path::new(ROOT).join("src")).unwrap().to_str().unwrap().to_owned();
-        let part = path.split(['/', '.']).next().unwrap().to_owned();
-        found.push(Source { path, part, code: without_comments(text) });
-    });
+    for package in ["src", "crates/kernel/src"] {
+        let folder = Path::new(ROOT).join(package);
+        walk(&folder, &mut |path, text| {
+            let path = path.strip_prefix(&folder).unwrap().to_str().unwrap().to_owned();
+            let part = path.split(['/', '.']).next().unwrap().to_owned();
+            found.push(Source { path, part, code: without_comments(text) });
+        });
+    }
     assert!(found.len() > 40, "the sources are where they are looked for");
     found
 }
@@ -92,10 +96,10 @@ fn without_tests(code: &str) -> &str {
     code.split("#[cfg(test)]\nmod tests").next().unwrap()
 }
 
-/// What follows each `crate::`: the part named and, if there is one, the next segment.
+/// What follows each `crate::` and `stockade_kernel::`: the part named and, if there is one, the next segment.
 fn names(code: &str) -> BTreeSet<(String, String)> {
     let mut names = BTreeSet::new();
-    for rest in code.split("crate::").skip(1) {
+    for rest in code.replace("stockade_kernel::", "crate::").split("crate::").skip(1) {
         match rest.strip_prefix('{') {
             Some(group) => names.extend(entries_of(group).into_iter().map(path_of)),
             None => {

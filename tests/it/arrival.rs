@@ -11,16 +11,16 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use serde_json::json;
 use sqlx::{Connection, Executor, PgConnection};
-use stockade::clock::mint_id;
-use stockade::db::Db;
 use stockade::inventory::reactions::Inventory;
 use stockade::ledger::reactions::Ledger;
-use stockade::messaging::consumer::Consumer;
-use stockade::messaging::outbox::{self, Entry, Kind};
-use stockade::messaging::transport::{Binding, Topology};
-use stockade::messaging::{Event, Kernel, Origin, Reaction};
 use stockade::notifications::reactions::Notifications;
 use stockade::numbers::Numbers;
+use stockade_kernel::clock::mint_id;
+use stockade_kernel::db::Db;
+use stockade_kernel::messaging::consumer::Consumer;
+use stockade_kernel::messaging::outbox::{self, Entry, Kind};
+use stockade_kernel::messaging::transport::{Binding, Topology};
+use stockade_kernel::messaging::{Event, Kernel, Origin, Reaction};
 use tokio::sync::Barrier;
 use uuid::Uuid;
 
@@ -194,13 +194,13 @@ impl Instance {
 
     async fn number(&self, sql: &'static str, group_id: &str) -> i64 {
         let mut tx = self.db.begin().await.unwrap();
-        stockade::on!(tx, c => sqlx::query_scalar(sql).bind(group_id).fetch_one(c).await).unwrap()
+        stockade_kernel::on!(tx, c => sqlx::query_scalar(sql).bind(group_id).fetch_one(c).await).unwrap()
     }
 
     /// Everything is as it would be had each event come once and in its turn.
     async fn check(&self, group_id: &str, lives: &[Life], context: &str) {
         let mut tx = self.db.begin().await.unwrap();
-        let rows: Vec<(Uuid, String)> = stockade::on!(tx, c => {
+        let rows: Vec<(Uuid, String)> = stockade_kernel::on!(tx, c => {
             sqlx::query_as("SELECT order_id, state FROM inventory_reservations WHERE group_id = $1")
                 .bind(group_id)
                 .fetch_all(c)
@@ -212,7 +212,7 @@ impl Instance {
         for life in lives {
             assert_eq!(states[&life.id], life.ends(), "{:?}: {context}", life.told);
         }
-        let shelves: Vec<(String, i64, i64, i64)> = stockade::on!(tx, c => {
+        let shelves: Vec<(String, i64, i64, i64)> = stockade_kernel::on!(tx, c => {
             sqlx::query_as("SELECT sku, on_hand, reserved, fulfilled FROM inventory_stock WHERE group_id = $1 ORDER BY sku")
                 .bind(group_id)
                 .fetch_all(c)
@@ -345,7 +345,7 @@ async fn any_shuffle_in_batches_of_any_size_ends_in_the_same_state(db: TestDb) {
 }
 
 fn shuffle_key(seed: u64, place: usize) -> Uuid {
-    let hash = stockade::messaging::event::hash_of(format!("{seed} {place}").as_bytes());
+    let hash = stockade_kernel::messaging::event::hash_of(format!("{seed} {place}").as_bytes());
     Uuid::from_slice(&hash[..16]).unwrap()
 }
 

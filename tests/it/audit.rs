@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, SqliteConnection};
-use stockade::db::Conn;
 use stockade::inventory::reactions::Inventory;
 use stockade::ledger::reactions::Ledger;
-use stockade::messaging::retention::{Keep, Retention};
-use stockade::messaging::transport::Binding;
-use stockade::messaging::{Kernel, Reaction};
 use stockade::notifications::reactions::Notifications;
 use stockade::operations::audit::{self, Queues, Report, Scope, Window};
 use stockade::orders::reactions::Orders;
+use stockade_kernel::db::Conn;
+use stockade_kernel::messaging::retention::{Keep, Retention};
+use stockade_kernel::messaging::transport::Binding;
+use stockade_kernel::messaging::{Kernel, Reaction};
 use tokio_util::sync::CancellationToken;
 
 use crate::support::{App, Server, TestDb, each_database, each_database_on_rabbit, eventually, eventually_within};
@@ -97,7 +97,7 @@ async fn report_after(kernel: &Kernel, queues: &Queues<'_>, scope: Scope, statem
     let statements = statements.iter().copied().filter(|sql| !(is_sqlite && sql.starts_with("ALTER")));
     for sql in ignore.into_iter().chain(statements) {
         let sql = AssertSqlSafe(translated(sql, is_sqlite));
-        stockade::on!(tx, c => sqlx::query(sql).execute(c).await.map(drop)).unwrap();
+        stockade_kernel::on!(tx, c => sqlx::query(sql).execute(c).await.map(drop)).unwrap();
     }
     let now = kernel.db.clock().now();
     audit::run_in(&mut tx, queues, now, scope, |_, _| true).await.unwrap()
@@ -240,7 +240,7 @@ async fn foreign_events_break_no_promise(db: TestDb) {
     let app = App::start(&db).await;
     app.put_stock("T", 10).await;
     // Of today: an old one might have been dealt with and forgotten.
-    let now = stockade::clock::Clock::System.now();
+    let now = stockade_kernel::clock::Clock::System.now();
     let placed = |id: &str, order: &str| {
         json!({
             "event_id": id, "occurred_at": now, "aggregate_type": "order", "aggregate_id": order,

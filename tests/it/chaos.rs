@@ -8,11 +8,11 @@ use std::task::Poll;
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use stockade::messaging::resync::Resyncs;
-use stockade::messaging::transport::memory::{Chaos, MemoryBroker};
-use stockade::messaging::transport::{Binding, Transport};
-use stockade::messaging::{Reaction, outbox};
 use stockade::operations::audit::{self, Queues};
+use stockade_kernel::messaging::resync::Resyncs;
+use stockade_kernel::messaging::transport::memory::{Chaos, MemoryBroker};
+use stockade_kernel::messaging::transport::{Binding, Transport};
+use stockade_kernel::messaging::{Reaction, outbox};
 
 use crate::support::kernel::{AGES, ATTEMPTS_MAX, Probe, QUEUE, Rig, many};
 use crate::support::{Engine, TestDb};
@@ -203,7 +203,7 @@ async fn history(transport: Transport) -> Vec<String> {
     let mut seen = Vec::new();
     let mut subscription = transport.subscribe(QUEUE).await.unwrap();
     for number in 0..100 {
-        let message = stockade::messaging::transport::RawMessage {
+        let message = stockade_kernel::messaging::transport::RawMessage {
             queue: QUEUE.to_owned(),
             routing_key: String::new(),
             message_id: None,

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
-use stockade::clock::{Clock, mint_id};
-use stockade::messaging::Event;
-use stockade::messaging::consumer::Consumer;
-use stockade::messaging::dead_letters::Redriven;
-use stockade::messaging::health::LoopState;
-use stockade::messaging::pause::{self, Pauses};
-use stockade::messaging::transport::Subscription;
+use stockade_kernel::clock::{Clock, mint_id};
+use stockade_kernel::messaging::Event;
+use stockade_kernel::messaging::consumer::Consumer;
+use stockade_kernel::messaging::dead_letters::Redriven;
+use stockade_kernel::messaging::health::LoopState;
+use stockade_kernel::messaging::pause::{self, Pauses};
+use stockade_kernel::messaging::transport::Subscription;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::kernel::{AGES, ATTEMPTS_MAX, EVENT_BYTES_MAX, LEASE, QUEUE, QUIET, Rig, many, told, told_with};

@@ -2,13 +2,13 @@
 
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
-use stockade::clock::mint_id;
-use stockade::messaging::dead_letters::{self, NewLetter, Redriven};
-use stockade::messaging::health::LoopState;
-use stockade::messaging::inbox::State;
-use stockade::messaging::office::Office;
-use stockade::messaging::pause;
-use stockade::messaging::transport::{RawMessage, dlq_of};
+use stockade_kernel::clock::mint_id;
+use stockade_kernel::messaging::dead_letters::{self, NewLetter, Redriven};
+use stockade_kernel::messaging::health::LoopState;
+use stockade_kernel::messaging::inbox::State;
+use stockade_kernel::messaging::office::Office;
+use stockade_kernel::messaging::pause;
+use stockade_kernel::messaging::transport::{RawMessage, dlq_of};
 use tokio_util::sync::CancellationToken;
 
 use crate::support::kernel::{KEY, QUEUE, Rig, told, told_with};

@@ -11,7 +11,7 @@ use axum::response::IntoResponse;
 use serde_json::{Value, json};
 use stockade::access::Secret;
 use stockade::app::Builder;
-use stockade::clock::mint_id;
+use stockade_kernel::clock::mint_id;
 
 use crate::support::{App, Engine, Server, TestDb, each_database, eventually, http_client, rabbit, settings};
 

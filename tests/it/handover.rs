@@ -3,15 +3,15 @@
 
 use std::time::Duration;
 
-use stockade::clock::mint_id;
-use stockade::messaging::Event;
-use stockade::messaging::consumer::read_delivery;
-use stockade::messaging::inbox::State;
-use stockade::messaging::outbox::{self, Claim, Claimed};
-use stockade::messaging::relay::{self, Relay};
-use stockade::messaging::transport::memory::Chaos;
-use stockade::messaging::transport::{Delivery, Subscription, Tag, dlq_of};
-use stockade::messaging::{Kernel, Tuning, pause};
+use stockade_kernel::clock::mint_id;
+use stockade_kernel::messaging::Event;
+use stockade_kernel::messaging::consumer::read_delivery;
+use stockade_kernel::messaging::inbox::State;
+use stockade_kernel::messaging::outbox::{self, Claim, Claimed};
+use stockade_kernel::messaging::relay::{self, Relay};
+use stockade_kernel::messaging::transport::memory::Chaos;
+use stockade_kernel::messaging::transport::{Delivery, Subscription, Tag, dlq_of};
+use stockade_kernel::messaging::{Kernel, Tuning, pause};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 

@@ -6,7 +6,7 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use stockade::access::Secret;
-use stockade::clock::mint_id;
+use stockade_kernel::clock::mint_id;
 
 use crate::support::{Api, App, Engine, Server, TestDb, each_database, eventually, order, problem};
 

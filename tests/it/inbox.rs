@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use stockade::messaging::dead_letters::Redriven;
-use stockade::messaging::inbox::State;
+use stockade_kernel::messaging::dead_letters::Redriven;
+use stockade_kernel::messaging::inbox::State;
 
 use crate::support::kernel::{AGES, QUEUE, Rig, told, told_with};
 use crate::support::{TestDb, each_database};
@@ -173,13 +173,13 @@ async fn a_redriven_event_starts_over_and_is_processed(db: TestDb) {
     assert_eq!(rig.redrive(letter.id).await, Redriven::NotOpen);
 }
 
-async fn assert_dismissed(rig: &Rig, event: &stockade::messaging::Event, state: &str, duplicates: i32) {
+async fn assert_dismissed(rig: &Rig, event: &stockade_kernel::messaging::Event, state: &str, duplicates: i32) {
     assert_eq!(rig.effects(event).await, 1, "one effect");
     assert_dismissed_after(rig, event, state, duplicates).await;
 }
 
 /// The row is as it was but for its count, the message is gone, and nothing was filed or sent.
-async fn assert_dismissed_after(rig: &Rig, event: &stockade::messaging::Event, state: &str, duplicates: i32) {
+async fn assert_dismissed_after(rig: &Rig, event: &stockade_kernel::messaging::Event, state: &str, duplicates: i32) {
     let row = rig.inbox(event).await.unwrap();
     assert_eq!((row.state.as_str(), row.attempts, row.duplicates), (state, 1, duplicates));
     assert_eq!(rig.depth(QUEUE).await.ready, 0);

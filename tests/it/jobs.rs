@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use stockade::clock::Timestamp;
-use stockade::messaging::dead_letters;
-use stockade::messaging::inbox::State;
-use stockade::messaging::jobs::{self, Events, Job, Kind, Letters, Order, Progress, Runner};
-use stockade::messaging::transport::{Binding, Topology};
-use stockade::messaging::{Event, Reaction};
+use stockade_kernel::clock::Timestamp;
+use stockade_kernel::messaging::dead_letters;
+use stockade_kernel::messaging::inbox::State;
+use stockade_kernel::messaging::jobs::{self, Events, Job, Kind, Letters, Order, Progress, Runner};
+use stockade_kernel::messaging::transport::{Binding, Topology};
+use stockade_kernel::messaging::{Event, Reaction};
 use uuid::Uuid;
 
 use crate::support::kernel::{KEY, Probe, QUEUE, Rig, event, many, told};

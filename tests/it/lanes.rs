@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use stockade::clock::{Clock, mint_id};
-use stockade::db::{Db, Tx};
-use stockade::messaging::Event;
-use stockade::messaging::event::hash_of;
-use stockade::messaging::inbox::{self, Arrival};
-use stockade::on;
 use stockade::orders::model::{OrderId, Status};
 use stockade::orders::service::Answer;
 use stockade::orders::store as orders;
+use stockade_kernel::clock::{Clock, mint_id};
+use stockade_kernel::db::{Db, Tx};
+use stockade_kernel::messaging::Event;
+use stockade_kernel::messaging::event::hash_of;
+use stockade_kernel::messaging::inbox::{self, Arrival};
+use stockade_kernel::on;
 
 use crate::support::kernel::many;
 use crate::support::{CONNECTIONS_MAX, Engine, TestDb};

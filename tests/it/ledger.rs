@@ -1,8 +1,8 @@
 //! The books: a payment is booked once, in two entries that sum to zero, whatever comes twice or too early.
 
 use serde_json::{Value, json};
-use stockade::clock::mint_id;
 use stockade::http::caller::DEFAULT_GROUP;
+use stockade_kernel::clock::mint_id;
 
 use crate::support::{App, TestDb, Wire, each_database, each_database_on_rabbit, eventually, fields, problem};
 
@@ -210,7 +210,7 @@ async fn a_days_stream_replayed_leaves_the_books_unchanged(db: TestDb) {
     let replay = async |processed: &'static str| {
         let mut tx = app.running.kernel.db.begin().await.unwrap();
         // Backwards: every payment comes before its order.
-        let bodies: Vec<Vec<u8>> = stockade::on!(tx, c => {
+        let bodies: Vec<Vec<u8>> = stockade_kernel::on!(tx, c => {
             sqlx::query_scalar(
                 "SELECT body FROM messaging_outbox
                  WHERE kind = 'event' AND aggregate_type = 'order' AND event_type IN ('placed', 'paid')
@@ -234,7 +234,7 @@ async fn a_days_stream_replayed_leaves_the_books_unchanged(db: TestDb) {
     // Even if the inbox had forgotten all of it.
     let mut tx = app.running.kernel.db.begin().await.unwrap();
     let forget = "DELETE FROM messaging_inbox WHERE consumer = 'ledger'";
-    stockade::on!(tx, c => sqlx::query(forget).execute(c).await.map(drop)).unwrap();
+    stockade_kernel::on!(tx, c => sqlx::query(forget).execute(c).await.map(drop)).unwrap();
     tx.commit().await.unwrap();
     replay("SELECT count(*) FROM messaging_inbox WHERE consumer = 'ledger' AND state = 'processed'").await;
     assert_eq!(books().await, before);

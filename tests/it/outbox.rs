@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use stockade::clock::{Clock, mint_id};
-use stockade::messaging::outbox::{self, Backlog, Claim, Claimed, Entry, OutboxRow, Settlement};
-use stockade::messaging::relay::Relay;
-use stockade::messaging::transport::memory::Chaos;
+use stockade_kernel::clock::{Clock, mint_id};
+use stockade_kernel::messaging::outbox::{self, Backlog, Claim, Claimed, Entry, OutboxRow, Settlement};
+use stockade_kernel::messaging::relay::Relay;
+use stockade_kernel::messaging::transport::memory::Chaos;
 use uuid::Uuid;
 
 use crate::support::kernel::{AGES, LEASE, Rig, event, many, told};

@@ -6,7 +6,7 @@ use serde_json::json;
 use stockade::access::read_keys;
 use stockade::http::extract::{idempotency_key, prefer_wait};
 use stockade::http::guard::{bearer, session_token};
-use stockade::messaging::event::{Label, read_envelope};
+use stockade_kernel::messaging::event::{Label, read_envelope};
 
 const BYTES_MAX: usize = 64 * 1024;
 

@@ -11,12 +11,12 @@ use lapin::options::{
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
 use serde_json::{Value, json};
-use stockade::clock::{Clock, mint_id};
-use stockade::messaging::Reaction;
-use stockade::messaging::outbox::{self, Entry};
-use stockade::messaging::resync::{self, Resyncs};
-use stockade::messaging::transport::rabbit::{Options, Rabbit};
-use stockade::messaging::transport::{Binding, Topology, Transport, Way};
+use stockade_kernel::clock::{Clock, mint_id};
+use stockade_kernel::messaging::Reaction;
+use stockade_kernel::messaging::outbox::{self, Entry};
+use stockade_kernel::messaging::resync::{self, Resyncs};
+use stockade_kernel::messaging::transport::rabbit::{Options, Rabbit};
+use stockade_kernel::messaging::transport::{Binding, Topology, Transport, Way};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;

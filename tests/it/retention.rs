@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use stockade::clock::{first_id_at, mint_id};
-use stockade::messaging::Event;
-use stockade::messaging::retention::{Retention, Sweep, Swept};
 use stockade::orders;
+use stockade_kernel::clock::{first_id_at, mint_id};
+use stockade_kernel::messaging::Event;
+use stockade_kernel::messaging::retention::{Retention, Sweep, Swept};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -150,9 +150,9 @@ async fn what_was_processed_is_forgotten_only_when_no_copy_can_come(db: TestDb) 
     assert_eq!(rig.letters().await[0].reason, "id-reused");
     rig.execute("DELETE FROM messaging_outbox WHERE kind = 'event'").await;
     rig.tell(&events[2..3]).await;
-    let retry = stockade::messaging::outbox::Entry::retry(&events[1], events[1].to_body(), QUEUE, 1, DAY);
+    let retry = stockade_kernel::messaging::outbox::Entry::retry(&events[1], events[1].to_body(), QUEUE, 1, DAY);
     let mut tx = rig.db.begin().await.unwrap();
-    stockade::messaging::outbox::append_many(&mut tx, &[retry]).await.unwrap();
+    stockade_kernel::messaging::outbox::append_many(&mut tx, &[retry]).await.unwrap();
     tx.commit().await.unwrap();
     assert_eq!(pass(&rig).await.inbox, 1);
     for (event, kept) in events.iter().zip([true, true, true, false]) {
@@ -204,7 +204,7 @@ async fn resolved_letters_are_removed_and_open_ones_are_not(db: TestDb) {
     let letters = rig.letters().await;
     rig.redrive(letters[0].id).await;
     let mut tx = rig.db.begin().await.unwrap();
-    stockade::messaging::dead_letters::discard(&mut tx, letters[1].id).await.unwrap();
+    stockade_kernel::messaging::dead_letters::discard(&mut tx, letters[1].id).await.unwrap();
     tx.commit().await.unwrap();
     assert_eq!(pass(&rig).await.dead_letters, 0);
     age(&rig, DAY * 31).await;
@@ -271,7 +271,7 @@ async fn one_instance_works_at_a_time() {
     let rig = Rig::new(&db).await;
     processed(&rig, 3, DAY * 31).await;
     let mut busy = rig.db.begin().await.unwrap();
-    stockade::on!(busy, c => sqlx::query("SELECT pg_advisory_xact_lock(125780069804398)").execute(c).await.map(drop))
+    stockade_kernel::on!(busy, c => sqlx::query("SELECT pg_advisory_xact_lock(125780069804398)").execute(c).await.map(drop))
         .unwrap();
     assert_eq!(pass(&rig).await, Swept::default());
     busy.commit().await.unwrap();

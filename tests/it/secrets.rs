@@ -7,11 +7,11 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use stockade::app::Builder;
 use stockade::config::Settings;
-use stockade::db::Tx;
 use stockade::lifecycle::{Lifecycle, Stage};
-use stockade::messaging::{Message, Outcome, Reaction};
 use stockade::orders::events::PLACED;
 use stockade::telemetry::{self, LogFormat};
+use stockade_kernel::db::Tx;
+use stockade_kernel::messaging::{Message, Outcome, Reaction};
 use utoipa_axum::router::OpenApiRouter;
 
 use crate::support::{App, Engine, TestDb, settings};

@@ -3,20 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use stockade::clock::{Timestamp, mint_id};
-use stockade::db::sqlite::query_as;
-use stockade::db::{Conn, Db, Tx};
 use stockade::inventory::model::State as ReservationState;
 use stockade::inventory::store::{self as inventory, Adjustment, Moved, NewReservation};
 use stockade::ledger::model::Side;
 use stockade::ledger::store::{self as ledger, BalanceQuery, NewEntry, Paid};
 use stockade::lifecycle::{Lifecycle, Stage};
-use stockade::messaging::dead_letters;
-use stockade::messaging::event::hash_of;
-use stockade::messaging::faults::Faults;
-use stockade::messaging::health::Health;
-use stockade::messaging::inbox::{self, Arrival, Claim, Effect, Mark, State};
-use stockade::messaging::outbox::{self, Entry};
 use stockade::notifications::model::{Kind, State as NoticeState};
 use stockade::notifications::store::{self as notifications, Attempt, NewNotice};
 use stockade::numbers::Numbers;
@@ -26,7 +17,16 @@ use stockade::orders::expiry::Expiry;
 use stockade::orders::model::{Order, OrderId, Placing, Request, Status, Step};
 use stockade::orders::service::{self, Answer, Placed, StepRequest, Stepped, Submission};
 use stockade::orders::store::{self as orders, Key, KeyUse, StepKey, Taken};
-use stockade::trace::Traceparent;
+use stockade_kernel::clock::{Timestamp, mint_id};
+use stockade_kernel::db::sqlite::query_as;
+use stockade_kernel::db::{Conn, Db, Tx};
+use stockade_kernel::messaging::dead_letters;
+use stockade_kernel::messaging::event::hash_of;
+use stockade_kernel::messaging::faults::Faults;
+use stockade_kernel::messaging::health::Health;
+use stockade_kernel::messaging::inbox::{self, Arrival, Claim, Effect, Mark, State};
+use stockade_kernel::messaging::outbox::{self, Entry};
+use stockade_kernel::trace::Traceparent;
 use uuid::Uuid;
 
 use crate::support::kernel::{AGES, KEY, QUEUE, Rig, event, many, told};
@@ -242,7 +242,7 @@ async fn several_sweeps_at_once_expire_each_order_once(db: TestDb) {
 }
 
 async fn an_order_number_that_is_taken_is_minted_again(db: TestDb) {
-    let db = db.open(stockade::clock::Clock::System).await;
+    let db = db.open(stockade_kernel::clock::Clock::System).await;
     let lifecycle = Lifecycle::new().unwrap();
     let mut numbers = Vec::new();
     for _ in 0..2 {
@@ -307,7 +307,7 @@ async fn stock_is_created_adjusted_locked_and_listed(db: TestDb) {
     let locked = inventory::lock_stock(&mut tx, &[("g", &a), ("g", &b), ("g", &unknown), ("other", &a)]).await.unwrap();
     let seen: Vec<_> = locked.iter().map(|row| (row.group_id.as_str(), row.sku.as_str(), row.on_hand)).collect();
     assert_eq!(seen, [("g", "A", 7), ("g", "B", 5), ("other", "A", 1)], "an unknown SKU is simply not there");
-    let explained: (i64, i64) = stockade::on!(tx, c => {
+    let explained: (i64, i64) = stockade_kernel::on!(tx, c => {
         sqlx::query_as("SELECT CAST(sum(delta) AS bigint), count(*) FROM inventory_adjustments WHERE group_id = 'g'")
             .fetch_one(c)
             .await
@@ -396,7 +396,7 @@ async fn reservations_move_on_and_let_go_of_their_stock(db: TestDb) {
     let moved = |n: usize, from, to| Moved { group_id: "g".into(), id: made[n].id, from, to };
     let later = NOW.plus(AGES);
     let shelf = async |tx: &mut Tx| -> Vec<(i64, i64, i64)> {
-        stockade::on!(tx, c => {
+        stockade_kernel::on!(tx, c => {
             sqlx::query_as("SELECT on_hand, reserved, fulfilled FROM inventory_stock WHERE group_id = 'g' ORDER BY sku")
                 .fetch_all(c)
                 .await
@@ -435,7 +435,7 @@ async fn a_tombstone_takes_the_place_of_an_order_unless_it_is_taken(db: TestDb) 
 }
 
 async fn the_database_stops_what_would_oversell(db: TestDb) {
-    let db = db.open(stockade::clock::Clock::System).await;
+    let db = db.open(stockade_kernel::clock::Clock::System).await;
     let mut tx = db.begin().await.unwrap();
     stock(&mut tx, "g", "A", 5).await;
     tx.commit().await.unwrap();
@@ -545,7 +545,7 @@ async fn an_order_is_noted_by_whichever_event_comes_first(db: TestDb) {
     found.sort_unstable();
     let of = |n: usize, placed, paid| ("g".to_owned(), ids[n], placed, paid);
     assert_eq!(found, [of(0, true, false), of(1, true, true), of(2, false, false)]);
-    let first: Timestamp = stockade::on!(tx, c => {
+    let first: Timestamp = stockade_kernel::on!(tx, c => {
         sqlx::query_scalar("SELECT placed_at FROM ledger_orders WHERE order_id = $1").bind(ids[0]).fetch_one(c).await
     })
     .unwrap();
@@ -682,7 +682,7 @@ async fn rows_of_one_batch_keep_what_each_has_alone(db: TestDb) {
         assert_eq!(row.traceparent, entry.traceparent.map(|trace| trace.to_string()));
     }
     let caused = "SELECT count(*) FROM messaging_outbox WHERE causation_id IS NOT NULL";
-    let caused: i64 = stockade::on!(tx, c => sqlx::query_scalar(caused).fetch_one(c).await).unwrap();
+    let caused: i64 = stockade_kernel::on!(tx, c => sqlx::query_scalar(caused).fetch_one(c).await).unwrap();
     assert_eq!(caused, 2, "the event and its retry");
 
     let hashes: Vec<_> = events.iter().map(|event| hash_of(&event.to_body())).collect();
@@ -845,7 +845,7 @@ async fn inbox_rows_are_met_marked_counted_and_listed(db: TestDb) {
     inbox::insert_begun(&mut tx, "third", &arrivals[0]).await.unwrap();
     let begun = inbox::meet(&mut tx, "third", &[id(0)], now).await.unwrap().remove(0).1;
     assert_eq!((begun.state, begun.attempts, begun.unfinished_runs), (State::Processing, 0, 0));
-    stockade::on!(tx, c => sqlx::query("DELETE FROM messaging_inbox WHERE consumer = 'third'").execute(c).await.map(drop))
+    stockade_kernel::on!(tx, c => sqlx::query("DELETE FROM messaging_inbox WHERE consumer = 'third'").execute(c).await.map(drop))
         .unwrap();
     inbox::record_run(&mut tx, "probe", id(0)).await.unwrap();
     inbox::record_run(&mut tx, "probe", id(0)).await.unwrap();
@@ -955,7 +955,7 @@ async fn the_database_knows_every_state_there_is(db: TestDb) {
         ("UPDATE notifications_notices SET state = $1", &["pending", "sending", "sent", "failed", "unknown"]),
     ];
     for (update, known) in states {
-        let put = async |tx: &mut Tx, state: &str| stockade::on!(tx, c => sqlx::query(update).bind(state).execute(c).await.map(|done| done.rows_affected()));
+        let put = async |tx: &mut Tx, state: &str| stockade_kernel::on!(tx, c => sqlx::query(update).bind(state).execute(c).await.map(|done| done.rows_affected()));
         let mut tx = rig.db.begin().await.unwrap();
         for state in known {
             assert_eq!(put(&mut tx, state).await.unwrap(), 1, "{update}: {state}");
@@ -994,7 +994,7 @@ async fn sqlite_makes_no_table_to_check_a_row_of_an_order() {
 }
 
 async fn begin(db: &TestDb) -> Tx {
-    db.open(stockade::clock::Clock::System).await.begin().await.unwrap()
+    db.open(stockade_kernel::clock::Clock::System).await.begin().await.unwrap()
 }
 
 /// The database's refusal of what must fail, in a transaction of its own.

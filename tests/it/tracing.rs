@@ -26,7 +26,7 @@ fn traceparent() -> String {
 async fn stored(db: &TestDb, order: &Value) -> BTreeMap<String, Option<String>> {
     let db = db.look().await;
     let mut tx = db.read().await.unwrap();
-    let rows: Vec<(String, Option<String>)> = stockade::on!(tx, c => {
+    let rows: Vec<(String, Option<String>)> = stockade_kernel::on!(tx, c => {
         sqlx::query_as("SELECT event_type, traceparent FROM messaging_outbox WHERE aggregate_id = $1")
             .bind(order["id"].as_str().unwrap())
             .fetch_all(c)

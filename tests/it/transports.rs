@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use serde_json::{Map, json};
-use stockade::messaging::transport::memory::Chaos;
-use stockade::messaging::transport::{Delivery, RawMessage, Subscription, Tag, Transport, dlq_of};
+use stockade_kernel::messaging::transport::memory::Chaos;
+use stockade_kernel::messaging::transport::{Delivery, RawMessage, Subscription, Tag, Transport, dlq_of};
 
 use crate::support::kernel::{KEY, LEASE, Rig, many, told};
 use crate::support::{TestDb, eventually};
@@ -398,7 +398,7 @@ each_transport!(
 
 /// What only the table queue has: leases, and exact figures.
 mod leases {
-    use stockade::messaging::transport::table::TableQueue;
+    use stockade_kernel::messaging::transport::table::TableQueue;
 
     use super::*;
     use crate::support::each_database;

@@ -7,9 +7,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, SqlSafeStr};
-use stockade::clock::{Clock, Timestamp, mint_id};
 use stockade::http::caller::DEFAULT_GROUP;
-use stockade::messaging::event::hash_of;
+use stockade_kernel::clock::{Clock, Timestamp, mint_id};
+use stockade_kernel::messaging::event::hash_of;
 use uuid::Uuid;
 
 use crate::support::{App, Engine, Server, TestDb, each_database, eventually};
@@ -228,8 +228,9 @@ async fn a_file_of_an_earlier_version_is_brought_up_to_date_with_all_that_is_in_
         is_taken_over(&db, held, placed, version).await;
         let look = db.look().await;
         let mut tx = look.read().await.unwrap();
-        let stockade::db::Conn::Sqlite(c) = tx.conn() else { unreachable!("it is a file") };
-        let sound: String = stockade::db::sqlite::query_scalar("PRAGMA integrity_check").fetch_one(c).await.unwrap();
+        let stockade_kernel::db::Conn::Sqlite(c) = tx.conn() else { unreachable!("it is a file") };
+        let sound: String =
+            stockade_kernel::db::sqlite::query_scalar("PRAGMA integrity_check").fetch_one(c).await.unwrap();
         assert_eq!(sound, "ok", "version {version}");
     }
 }

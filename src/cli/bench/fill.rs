@@ -2,8 +2,8 @@
 
 use indicatif::ProgressBar;
 use sqlx::{Connection, Executor, PgConnection};
-use stockade::db::{Conn, Db, Tx, sqlite};
 use stockade::http::caller::DEFAULT_GROUP;
+use stockade_kernel::db::{Conn, Db, Tx, sqlite};
 
 /// Rows written in one transaction.
 const CHUNK: i64 = 50_000;
@@ -75,6 +75,6 @@ pub async fn tidy_up(database_url: &str, rows: i64) -> anyhow::Result<()> {
 pub async fn hold_snapshot(db: &Db) -> anyhow::Result<Tx> {
     let mut tx = db.read().await?;
     let _: i64 =
-        stockade::on!(tx, c => sqlx::query_scalar("SELECT count(*) FROM messaging_pauses").fetch_one(c).await)?;
+        stockade_kernel::on!(tx, c => sqlx::query_scalar("SELECT count(*) FROM messaging_pauses").fetch_one(c).await)?;
     Ok(tx)
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use axum::http::HeaderValue;
 use serde::Deserialize;
-use stockade::clock::Timestamp;
+use stockade_kernel::clock::Timestamp;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::Instant;

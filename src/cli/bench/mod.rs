@@ -22,12 +22,12 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use stockade::app::{Builder, Running};
-use stockade::clock::{Clock, mint_id};
 use stockade::config::Settings;
-use stockade::db::{Db, Options};
-use stockade::messaging::transport::{Transport, Way};
-use stockade::secrets::Masked;
 use stockade::telemetry::{self, LogFormat};
+use stockade_kernel::clock::{Clock, mint_id};
+use stockade_kernel::db::{Db, Options};
+use stockade_kernel::messaging::transport::{Transport, Way};
+use stockade_kernel::secrets::Masked;
 
 use super::client::Credential;
 use super::out;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fs;
 
-use stockade::db::{Conn, Db};
+use stockade_kernel::db::{Conn, Db};
 
 /// What /proc counts CPU time in; fixed by the kernel's interface to user space.
 const TICKS_PER_SECOND: f64 = 100.0;
@@ -51,9 +51,11 @@ async fn postmaster(db: &Db) -> anyhow::Result<Option<u32>> {
     Ok(pid_file.and_then(|text| text.lines().next()?.trim().parse().ok()))
 }
 
+const AMQP_PORT: u16 = 5672;
+
 /// The process id of a broker on this machine, by the port it listens on.
 fn broker(url: &str) -> Option<u32> {
-    let port = url.parse::<lapin::uri::AMQPUri>().ok()?.authority.port;
+    let port = url::Url::parse(url).ok()?.port().unwrap_or(AMQP_PORT);
     let listens = |line: &str| {
         let fields: Vec<&str> = line.split_whitespace().collect();
         let (address, state, inode) = (*fields.get(1)?, *fields.get(3)?, *fields.get(9)?);

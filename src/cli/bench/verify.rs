@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use stockade::db::Db;
+use stockade_kernel::db::Db;
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -122,7 +122,7 @@ async fn look(db: &Db, group: &str, run: Uuid, placed: &[Placed], mix: bool) -> 
     };
     for (status, fate) in expected {
         let answered = placed.iter().filter(|order| order.fate == fate).count();
-        let orders: i64 = stockade::on!(tx, c => {
+        let orders: i64 = stockade_kernel::on!(tx, c => {
             sqlx::query_scalar("SELECT count(*) FROM orders_orders WHERE group_id = $1 AND id > $2 AND status = $3")
                 .bind(group)
                 .bind(run)
@@ -136,7 +136,7 @@ async fn look(db: &Db, group: &str, run: Uuid, placed: &[Placed], mix: bool) -> 
     }
     let checks = if mix { MIX.iter() } else { RESERVED.iter() };
     for (name, sql) in STOCK.iter().chain(checks) {
-        let offenders: i64 = stockade::on!(tx, c => {
+        let offenders: i64 = stockade_kernel::on!(tx, c => {
             sqlx::query_scalar(*sql).bind(group).bind(run).bind(&skus).fetch_one(c).await
         })?;
         if offenders > 0 {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use indicatif::ProgressBar;
-use stockade::db::{Conn, Db, Tx, sqlite};
+use stockade_kernel::db::{Conn, Db, Tx, sqlite};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use uuid::Uuid;

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use futures_util::{StreamExt, TryStreamExt, stream};
-use stockade::clock::mint_id;
 use stockade::config::Part;
+use stockade_kernel::clock::mint_id;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::shop::{Look, Shop};

@@ -6,7 +6,7 @@ use std::os::unix::process::ExitStatusExt;
 
 use clap::Args;
 use futures_util::future::join_all;
-use stockade::clock::mint_id;
+use stockade_kernel::clock::mint_id;
 use uuid::Uuid;
 
 use super::shop::{Look, Order, Shop};

@@ -3,8 +3,8 @@
 
 use clap::Args;
 use serde_json::json;
-use stockade::clock::mint_id;
 use stockade::orders::events::PLACED;
+use stockade_kernel::clock::mint_id;
 use uuid::Uuid;
 
 use super::shop::{InboxRow, Look, Shop};

@@ -5,7 +5,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use clap::Args;
 use serde_json::{Value, json};
-use stockade::clock::mint_id;
+use stockade_kernel::clock::mint_id;
 use tokio::time::Instant;
 use uuid::Uuid;
 

@@ -9,8 +9,8 @@ use base64::engine::general_purpose::STANDARD;
 use reqwest::{Method, StatusCode};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use stockade::clock::{Clock, mint_id};
 use stockade::http::caller::DEFAULT_GROUP;
+use stockade_kernel::clock::{Clock, mint_id};
 use tokio::time::Instant;
 use uuid::Uuid;
 

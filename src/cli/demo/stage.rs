@@ -1,6 +1,6 @@
 //! What a demo stands on: its servers, what they keep, and what must be put right when it ends, however it does.
 
-use stockade::db::ScratchSchema;
+use stockade_kernel::db::ScratchSchema;
 
 use super::report::Report;
 use super::server::{Recipe, Server};

@@ -8,9 +8,9 @@ use std::collections::{HashMap, HashSet};
 use uuid::Uuid;
 
 use super::model::{ShelfKey, State};
-use crate::clock::Timestamp;
-use crate::db::{Filter, Tx, dialects, fetch_page};
 use crate::orders::events::Sku;
+use stockade_kernel::clock::Timestamp;
+use stockade_kernel::db::{Filter, Tx, dialects, fetch_page};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stock {
@@ -142,7 +142,7 @@ pub async fn insert_tombstones(
 }
 
 pub async fn create_stock(tx: &mut Tx, group_id: &str, sku: &Sku, now: Timestamp) -> sqlx::Result<()> {
-    crate::on!(tx, c => {
+    stockade_kernel::on!(tx, c => {
         sqlx::query(
             "INSERT INTO inventory_stock (group_id, sku, on_hand, updated_at) VALUES ($1, $2, 0, $3)
              ON CONFLICT DO NOTHING",
@@ -157,7 +157,7 @@ pub async fn create_stock(tx: &mut Tx, group_id: &str, sku: &Sku, now: Timestamp
 }
 
 pub async fn adjust(tx: &mut Tx, adjustment: &Adjustment, now: Timestamp) -> sqlx::Result<()> {
-    crate::on!(tx, c => {
+    stockade_kernel::on!(tx, c => {
         sqlx::query(
             "UPDATE inventory_stock SET on_hand = $3, updated_at = $4 WHERE group_id = $1 AND sku = $2",
         )
@@ -169,7 +169,7 @@ pub async fn adjust(tx: &mut Tx, adjustment: &Adjustment, now: Timestamp) -> sql
         .await
         .map(drop)
     })?;
-    crate::on!(tx, c => {
+    stockade_kernel::on!(tx, c => {
         sqlx::query(
             "INSERT INTO inventory_adjustments (group_id, id, sku, delta, reason, on_hand, created_at)
              VALUES ($1, $2, $3, $4, $5, $6, $7)",
@@ -189,7 +189,7 @@ pub async fn adjust(tx: &mut Tx, adjustment: &Adjustment, now: Timestamp) -> sql
 
 /// Is there any stock at all, of any tenant? Tells a fresh store.
 pub async fn is_empty(tx: &mut Tx) -> sqlx::Result<bool> {
-    let rows: i64 = crate::on!(tx, c => {
+    let rows: i64 = stockade_kernel::on!(tx, c => {
         sqlx::query_scalar("SELECT count(*) FROM (SELECT 1 FROM inventory_stock LIMIT 1) AS one").fetch_one(c).await
     })?;
     Ok(rows == 0)

@@ -2,9 +2,9 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::{Moved, NewReservation, ShelfKey, StockColumns};
-use crate::clock::Timestamp;
-use crate::db::Column;
 use crate::orders::events::Sku;
+use stockade_kernel::clock::Timestamp;
+use stockade_kernel::db::Column;
 
 /// The stock that is asked for, locked; `$1` and `$2` are its keys.
 macro_rules! stock_locked {

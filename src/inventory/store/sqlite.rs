@@ -2,9 +2,9 @@ use sqlx::types::Json;
 use uuid::Uuid;
 
 use super::{Moved, NewReservation, ShelfKey, StockColumns};
-use crate::clock::Timestamp;
-use crate::db::sqlite::{SqliteConnection, query, query_as, query_scalar};
 use crate::orders::events::Sku;
+use stockade_kernel::clock::Timestamp;
+use stockade_kernel::db::sqlite::{SqliteConnection, query, query_as, query_scalar};
 
 pub async fn select_for_survey(
     c: &mut SqliteConnection,

@@ -6,8 +6,8 @@ mod sqlite;
 use uuid::Uuid;
 
 use super::model::Side;
-use crate::clock::Timestamp;
-use crate::db::{Filter, Tx, dialects, fetch_page};
+use stockade_kernel::clock::Timestamp;
+use stockade_kernel::db::{Filter, Tx, dialects, fetch_page};
 
 /// The payment that was booked for an order.
 #[derive(Debug, Clone, Copy)]

@@ -2,7 +2,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::{NewEntry, Paid};
-use crate::clock::Timestamp;
+use stockade_kernel::clock::Timestamp;
 
 pub async fn note_and_lock(c: &mut PgConnection, orders: &[(&str, Uuid, bool)], now: Timestamp) -> sqlx::Result<()> {
     // DO UPDATE rather than DO NOTHING: it waits for and locks a row that is there.

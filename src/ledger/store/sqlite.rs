@@ -2,8 +2,8 @@ use sqlx::types::Json;
 use uuid::Uuid;
 
 use super::{NewEntry, Paid};
-use crate::clock::Timestamp;
-use crate::db::sqlite::{SqliteConnection, query, query_as};
+use stockade_kernel::clock::Timestamp;
+use stockade_kernel::db::sqlite::{SqliteConnection, query, query_as};
 
 /// The writer's transaction is the lock.
 pub async fn note_and_lock(

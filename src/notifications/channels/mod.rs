@@ -11,9 +11,9 @@ use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use super::model::{Fact, Kind};
-use crate::clock::Timestamp;
-use crate::messaging::Message;
-use crate::messaging::outside::Answer;
+use stockade_kernel::clock::Timestamp;
+use stockade_kernel::messaging::Message;
+use stockade_kernel::messaging::outside::Answer;
 
 pub use smtp::Smtp;
 pub use webhook::{Key, Webhook};

@@ -18,9 +18,9 @@ use percent_encoding::percent_decode_str;
 use url::Url;
 
 use super::chain;
-use crate::messaging::Message;
-use crate::messaging::outside::Answer;
 use crate::notifications::model::Fact;
+use stockade_kernel::messaging::Message;
+use stockade_kernel::messaging::outside::Answer;
 
 const AUTO_SUBMITTED: HeaderName = HeaderName::new_from_ascii_str("Auto-Submitted");
 /// A mail that was taken is sent, whether or not the server says goodbye.

@@ -25,10 +25,10 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc2822;
 
 use super::{Notice, chain};
-use crate::clock::{Clock, Timestamp};
-use crate::messaging::Message;
-use crate::messaging::outside::Answer;
 use crate::notifications::model::Fact;
+use stockade_kernel::clock::{Clock, Timestamp};
+use stockade_kernel::messaging::Message;
+use stockade_kernel::messaging::outside::Answer;
 
 /// A receiver that has not taken the connection by now has been sent nothing.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);

@@ -6,8 +6,8 @@ mod sqlite;
 use uuid::Uuid;
 
 use super::model::{Kind, State};
-use crate::clock::Timestamp;
-use crate::db::{Filter, Tx, dialects, fetch_page};
+use stockade_kernel::clock::Timestamp;
+use stockade_kernel::db::{Filter, Tx, dialects, fetch_page};
 
 #[derive(Debug, Clone)]
 pub struct NewNotice {

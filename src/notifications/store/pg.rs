@@ -2,8 +2,8 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::{Attempt, NewNotice};
-use crate::clock::Timestamp;
-use crate::db::Column;
+use stockade_kernel::clock::Timestamp;
+use stockade_kernel::db::Column;
 
 pub async fn write_many(c: &mut PgConnection, notices: &[NewNotice], now: Timestamp) -> sqlx::Result<Vec<Uuid>> {
     let mut written = insert_new(c, notices, now).await?;

@@ -2,8 +2,8 @@ use sqlx::types::Json;
 use uuid::Uuid;
 
 use super::{Attempt, NewNotice};
-use crate::clock::Timestamp;
-use crate::db::sqlite::{SqliteConnection, query};
+use stockade_kernel::clock::Timestamp;
+use stockade_kernel::db::sqlite::{SqliteConnection, query};
 
 pub async fn write_many(c: &mut SqliteConnection, notices: &[NewNotice], now: Timestamp) -> sqlx::Result<Vec<Uuid>> {
     let written: Vec<(Uuid,)> = c.insert_returning(

@@ -24,11 +24,11 @@ use checks::{LOST, STRANDED, UNFILED};
 pub use rounds::{Audits, watch};
 
 use super::Operations;
-use crate::clock::{Timestamp, first_id_at};
-use crate::db::{Db, Tx, dialects};
 use crate::http::problem::Problem;
-use crate::messaging::transport::{Binding, Depth, Transport, TransportError, dlq_of};
-use crate::messaging::{Tuning, inbox, outbox};
+use stockade_kernel::clock::{Timestamp, first_id_at};
+use stockade_kernel::db::{Db, Tx, dialects};
+use stockade_kernel::messaging::transport::{Binding, Depth, Transport, TransportError, dlq_of};
+use stockade_kernel::messaging::{Tuning, inbox, outbox};
 
 /// The check that no event gets lost on its way to a consumer; its query is made per binding.
 pub const NOTHING_LOST: &str = "nothing-lost";
@@ -191,14 +191,14 @@ type Offenders = Vec<(String, i64)>;
 async fn offenders(tx: &mut Tx, sql: &str, scope: Scope) -> sqlx::Result<Offenders> {
     let sql = complete(tx, sql, scope).await?;
     let (first, end, from, to) = scope.bounds();
-    crate::on!(tx, c => sqlx::query_as(sql).bind(first).bind(end).bind(from).bind(to).fetch_all(c).await)
+    stockade_kernel::on!(tx, c => sqlx::query_as(sql).bind(first).bind(end).bind(from).bind(to).fetch_all(c).await)
 }
 
 /// The same for what [`LOST`] takes.
 async fn lost(tx: &mut Tx, scope: Scope, owed: &Owed<'_>) -> sqlx::Result<Offenders> {
     let sql = complete(tx, LOST, scope).await?;
     let (first, end, from, to) = scope.bounds();
-    crate::on!(tx, c => {
+    stockade_kernel::on!(tx, c => {
         sqlx::query_as(sql)
             .bind(first)
             .bind(end)
@@ -217,7 +217,7 @@ async fn lost(tx: &mut Tx, scope: Scope, owed: &Owed<'_>) -> sqlx::Result<Offend
 async fn left_over(tx: &mut Tx, sql: &str, consumer: &str, settled_before: Timestamp) -> sqlx::Result<Offenders> {
     let sql = complete(tx, sql, Scope::Whole).await?;
     let (first, end, from, to) = Scope::Whole.bounds();
-    crate::on!(tx, c => {
+    stockade_kernel::on!(tx, c => {
         sqlx::query_as(sql)
             .bind(first)
             .bind(end)
@@ -324,7 +324,7 @@ async fn look_for_lost(
     scope: Scope,
     found: &mut Checked,
 ) -> sqlx::Result<()> {
-    let bound: Vec<(String, String, Timestamp)> = crate::on!(tx, c => {
+    let bound: Vec<(String, String, Timestamp)> = stockade_kernel::on!(tx, c => {
         sqlx::query_as("SELECT queue, routing_key, since FROM messaging_bound").fetch_all(c).await
     })?;
     for binding in queues.bindings {

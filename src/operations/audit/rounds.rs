@@ -14,10 +14,10 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::{Checked, Report, SAMPLE_MAX, Scope, Window, run_some};
-use crate::clock::{Timestamp, first_id_at, minted_at};
-use crate::db::Tx;
 use crate::http::problem::Problem;
 use crate::operations::Operations;
+use stockade_kernel::clock::{Timestamp, first_id_at, minted_at};
+use stockade_kernel::db::Tx;
 
 /// How long what was written may take until all of it is settled, at least.
 const SETTLED_MIN: Duration = Duration::from_secs(15 * 60);
@@ -195,7 +195,7 @@ impl Operations {
 
 /// Where a window from `from` on has so many events; `None` if there are not that many.
 async fn window_end(tx: &mut Tx, from: Timestamp, events: u32) -> sqlx::Result<Option<Timestamp>> {
-    let last: Option<Uuid> = crate::on!(tx, c => {
+    let last: Option<Uuid> = stockade_kernel::on!(tx, c => {
         sqlx::query_scalar(
             "SELECT id FROM (
                  SELECT id FROM (SELECT id FROM messaging_outbox WHERE kind = 'event' AND id >= $1 ORDER BY id LIMIT $2) o

@@ -1,7 +1,7 @@
 //! SQLite: ids are blobs; as text they are written in hex with hyphens, as everywhere else.
 
 use super::replace_calls;
-use crate::db::sqlite::SqliteConnection;
+use stockade_kernel::db::sqlite::SqliteConnection;
 
 pub async fn translate(_c: &mut SqliteConnection, sql: &str) -> sqlx::Result<String> {
     let sql = replace_calls(sql, "text of", hyphenated);

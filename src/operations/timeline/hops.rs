@@ -6,7 +6,7 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use super::{Letter, Sent, Story, Verdict};
-use crate::clock::{Timestamp, minted_at};
+use stockade_kernel::clock::{Timestamp, minted_at};
 
 /// No request takes this long; an older id is somebody's own.
 const REQUEST_MAX: Duration = Duration::from_secs(600);

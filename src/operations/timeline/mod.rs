@@ -16,14 +16,14 @@ use utoipa_axum::routes;
 use uuid::Uuid;
 
 use super::Operations;
-use crate::clock::Timestamp;
-use crate::db::{Filter, Tx, dialects, fetch_page};
 use crate::http::caller::Caller;
 use crate::http::problem::Problem;
-use crate::messaging::event::routing_key;
-use crate::messaging::transport::{Binding, Way};
-use crate::messaging::{instances, relay};
 use crate::money::in_major;
+use stockade_kernel::clock::Timestamp;
+use stockade_kernel::db::{Filter, Tx, dialects, fetch_page};
+use stockade_kernel::messaging::event::routing_key;
+use stockade_kernel::messaging::transport::{Binding, Way};
+use stockade_kernel::messaging::{instances, relay};
 
 pub use hops::Hop;
 use waits::Surroundings;
@@ -242,7 +242,7 @@ impl Story {
 }
 
 async fn forgotten_until(tx: &mut Tx, what: &str) -> sqlx::Result<Timestamp> {
-    crate::on!(tx, c => {
+    stockade_kernel::on!(tx, c => {
         sqlx::query_scalar("SELECT until FROM messaging_forgotten WHERE what = $1").bind(what).fetch_one(c).await
     })
 }
@@ -322,7 +322,7 @@ async fn read_sent(tx: &mut Tx, group_id: &str, order_id: Uuid) -> sqlx::Result<
 
 /// One entry for each table that keeps effects on orders.
 async fn read_effects(tx: &mut Tx, group_id: &str, order_id: Uuid) -> sqlx::Result<Vec<Effect>> {
-    let reservations: Vec<(String, String, Uuid, Timestamp, Timestamp)> = crate::on!(tx, c => {
+    let reservations: Vec<(String, String, Uuid, Timestamp, Timestamp)> = stockade_kernel::on!(tx, c => {
         sqlx::query_as(
             "SELECT number, state, cause_event_id, created_at, updated_at FROM inventory_reservations
              WHERE group_id = $1 AND order_id = $2",
@@ -332,7 +332,7 @@ async fn read_effects(tx: &mut Tx, group_id: &str, order_id: Uuid) -> sqlx::Resu
         .fetch_all(c)
         .await
     })?;
-    let notices: Vec<(String, String, String, Uuid, Timestamp)> = crate::on!(tx, c => {
+    let notices: Vec<(String, String, String, Uuid, Timestamp)> = stockade_kernel::on!(tx, c => {
         sqlx::query_as(
             "SELECT kind, channel, state, event_id, COALESCE(updated_at, created_at) FROM notifications_notices
              WHERE group_id = $1 AND order_id = $2",
@@ -342,7 +342,7 @@ async fn read_effects(tx: &mut Tx, group_id: &str, order_id: Uuid) -> sqlx::Resu
         .fetch_all(c)
         .await
     })?;
-    let entries: Vec<(String, i64, String, Uuid, Timestamp)> = crate::on!(tx, c => {
+    let entries: Vec<(String, i64, String, Uuid, Timestamp)> = stockade_kernel::on!(tx, c => {
         sqlx::query_as(
             "SELECT account, amount_minor, currency, event_id, created_at FROM ledger_entries
              WHERE group_id = $1 AND order_id = $2",

@@ -4,7 +4,7 @@ use sqlx::types::Json;
 use uuid::Uuid;
 
 use super::{LetterColumns, Reader, VerdictColumns};
-use crate::db::sqlite::{SqliteConnection, query_as};
+use stockade_kernel::db::sqlite::{SqliteConnection, query_as};
 
 pub async fn select_verdicts(
     c: &mut SqliteConnection,

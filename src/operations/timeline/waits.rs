@@ -6,10 +6,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Letter, Sent, Story, Verdict};
-use crate::clock::Timestamp;
-use crate::messaging::transport::Binding;
-use crate::messaging::{event, office, relay};
 use crate::operations::queues::Queue;
+use stockade_kernel::clock::Timestamp;
+use stockade_kernel::messaging::transport::Binding;
+use stockade_kernel::messaging::{event, office, relay};
 
 /// What else bears on an order: who rests, how full the queues are, who listens to what.
 pub struct Surroundings {

@@ -16,19 +16,19 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
-use crate::clock::Timestamp;
-use crate::db::Db;
 use crate::http::caller::Caller;
 use crate::http::extract::{Body, Object, Params, fingerprint, idempotency_key, prefer_wait};
 use crate::http::page::{Page, fetch_limit, limit, read_uuid_cursor};
 use crate::http::problem::Problem;
-use crate::messaging::brim::Brim;
 use crate::orders::desk::Desk;
 use crate::orders::error::OrderError;
 use crate::orders::events::{Item, Price, Quantity, Sku};
 use crate::orders::model::{Order, Placing, Request, Status};
 use crate::orders::service::{self, IdempotencyKey, Placed, Submission};
 use crate::orders::store;
+use stockade_kernel::clock::Timestamp;
+use stockade_kernel::db::Db;
+use stockade_kernel::messaging::brim::Brim;
 
 /// How often a waiting request looks even if no bell rings.
 const WAIT_POLL: Duration = Duration::from_millis(250);

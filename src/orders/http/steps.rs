@@ -17,11 +17,11 @@ use super::{OrderBody, OrdersApi, created, default_currency, note_replay, note_w
 use crate::http::caller::Caller;
 use crate::http::extract::{Body, fingerprint, idempotency_key, prefer_wait};
 use crate::http::problem::Problem;
-use crate::messaging::event::is_plain_text;
 use crate::orders::error::OrderError;
 use crate::orders::events::{Amount, Currency};
 use crate::orders::model::{Order, Step};
 use crate::orders::service::{IdempotencyKey, StepRequest, Stepped};
+use stockade_kernel::messaging::event::is_plain_text;
 
 const REASON_CHARS_MAX: usize = 200;
 

@@ -11,8 +11,8 @@ use uuid::Uuid;
 use super::events::{Amount, Currency, Customer, Item, Price, Quantity, Sku};
 use super::model::{Order, OrderId, Standing, Status};
 use super::service::Answer;
-use crate::clock::Timestamp;
-use crate::db::{Filter, Tx, dialects, fetch_page};
+use stockade_kernel::clock::Timestamp;
+use stockade_kernel::db::{Filter, Tx, dialects, fetch_page};
 
 /// A key to claim, with the use it would get.
 #[derive(Debug, Clone, Copy)]
@@ -127,7 +127,7 @@ pub async fn expire_many(tx: &mut Tx, limit: i64, reason: Option<&str>, now: Tim
 
 /// Forgets keys first used before that time, up to `limit` of them; returns how many.
 pub async fn forget_keys(tx: &mut Tx, before: Timestamp, limit: i64) -> sqlx::Result<u64> {
-    crate::on!(tx, c => {
+    stockade_kernel::on!(tx, c => {
         sqlx::query(
             "DELETE FROM orders_idempotency WHERE (group_id, route, key) IN (
                  SELECT group_id, route, key FROM orders_idempotency WHERE created_at < $1 ORDER BY created_at LIMIT $2)",
@@ -208,7 +208,7 @@ pub async fn list(tx: &mut Tx, query: Query) -> sqlx::Result<Vec<Order>> {
 /// How many orders were placed since then, up to `max`. By their ids, which begin with the time they were minted at.
 pub async fn count_since(tx: &mut Tx, group_id: &str, since: Timestamp, max: i64) -> sqlx::Result<i64> {
     let first = Uuid::from_u128(u128::from(since.millis().unsigned_abs()) << 80);
-    crate::on!(tx, c => {
+    stockade_kernel::on!(tx, c => {
         sqlx::query_scalar(
             "SELECT count(*) FROM (SELECT 1 FROM orders_orders WHERE group_id = $1 AND id >= $2 LIMIT $3) AS recent",
         )

@@ -6,8 +6,8 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::{Answer, Item, Key, Order, OrderId, StandingColumns, StepKey, Taken};
-use crate::clock::{Timestamp, millis};
-use crate::db::Column;
+use stockade_kernel::clock::{Timestamp, millis};
+use stockade_kernel::db::Column;
 
 pub async fn insert_many(c: &mut PgConnection, orders: &[Order]) -> sqlx::Result<()> {
     let text = |of: fn(&Order) -> &str| orders.iter().map(of).collect::<Vec<&str>>();

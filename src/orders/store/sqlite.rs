@@ -4,8 +4,8 @@ use sqlx::types::Json;
 use uuid::Uuid;
 
 use super::{Answer, Key, Order, OrderId, StandingColumns, Status, StepKey, Taken};
-use crate::clock::Timestamp;
-use crate::db::sqlite::{SqliteConnection, query, query_as, query_scalar};
+use stockade_kernel::clock::Timestamp;
+use stockade_kernel::db::sqlite::{SqliteConnection, query, query_as, query_scalar};
 
 pub async fn insert_many(c: &mut SqliteConnection, orders: &[Order]) -> sqlx::Result<()> {
     c.insert_each(

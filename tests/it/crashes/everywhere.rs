@@ -1,5 +1,5 @@
 //! The process dies once before and once after every commit, publish and acknowledgement that a server gets to, and the
-//! next one finishes the work. The points are found by running, not named: see `stockade::crash_points`.
+//! next one finishes the work. The points are found by running, not named: see `stockade_kernel::crash_points`.
 //!
 //! A tour uses everything that writes: the lives of orders, stock, retries, poison, deferred events, redrives, replays,
 //! pauses, keys, sessions, a deleted queue, events that kill the process. Each new point on the way kills the server, so
@@ -15,7 +15,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 use stockade::access::Secret;
-use stockade::clock::mint_id;
+use stockade_kernel::clock::mint_id;
 use tokio::time::Instant;
 
 use super::is_abort;
@@ -40,10 +40,16 @@ const DEATHS_MAX: usize = 300;
 
 /// Events that the witness fails to handle, by their customer, and the commits that they lead to.
 const FAULTS: &[(&str, &[&str])] = &[
-    (witness::KILLS, &["src/messaging/consumer/batch.rs run_alone#1", "src/messaging/consumer/batch.rs run_alone#3"]),
-    (witness::DEFERRED_PANICS, &["src/messaging/waiting/mod.rs blame_kept#1"]),
-    (witness::DEFERRED_KILLS, &["src/messaging/waiting/mod.rs attempt_due#1"]),
-    (witness::DEFERRED_UNAVAILABLE, &["src/messaging/waiting/mod.rs run_due#1"]),
+    (
+        witness::KILLS,
+        &[
+            "crates/kernel/src/messaging/consumer/batch.rs run_alone#1",
+            "crates/kernel/src/messaging/consumer/batch.rs run_alone#3",
+        ],
+    ),
+    (witness::DEFERRED_PANICS, &["crates/kernel/src/messaging/waiting/mod.rs blame_kept#1"]),
+    (witness::DEFERRED_KILLS, &["crates/kernel/src/messaging/waiting/mod.rs attempt_due#1"]),
+    (witness::DEFERRED_UNAVAILABLE, &["crates/kernel/src/messaging/waiting/mod.rs run_due#1"]),
 ];
 
 /// Times that all tours are made, if need be.
@@ -51,19 +57,20 @@ const ROUNDS_MAX: usize = 4;
 
 /// The commits that redrives and replays lead to.
 const JOBS: &[&str] = &[
-    "src/messaging/jobs/runner.rs",
+    "crates/kernel/src/messaging/jobs/runner.rs",
     "src/operations/jobs.rs",
     "src/operations/redrives.rs",
     "src/operations/replays.rs",
 ];
 
 /// Steps of the embedded queue, and those of a broker.
-const EMBEDDED_ONLY: &[&str] = &["src/messaging/transport/table/", "src/messaging/relay.rs hand_on"];
+const EMBEDDED_ONLY: &[&str] =
+    &["crates/kernel/src/messaging/transport/table/", "crates/kernel/src/messaging/relay.rs hand_on"];
 const BROKER_ONLY: &[&str] = &[
-    "src/messaging/resync.rs",
-    "src/messaging/relay.rs publish_due",
-    "src/messaging/relay.rs publish#",
-    "src/messaging/relay.rs settle",
+    "crates/kernel/src/messaging/resync.rs",
+    "crates/kernel/src/messaging/relay.rs publish_due",
+    "crates/kernel/src/messaging/relay.rs publish#",
+    "crates/kernel/src/messaging/relay.rs settle",
 ];
 
 struct Tours<'a> {
@@ -175,7 +182,7 @@ impl<'a> Tours<'a> {
     /// Everything that writes, at the same time: the sooner a new point is reached, the shorter the tour.
     async fn see_everything(&self, api: &Api) {
         let tour = self.tour;
-        if self.has_died_twice_at("src/messaging/outside.rs keep_claims#1") {
+        if self.has_died_twice_at("crates/kernel/src/messaging/outside.rs keep_claims#1") {
             self.receiver.let_go();
         }
         let connected = async || {
@@ -250,7 +257,7 @@ impl<'a> Tours<'a> {
 
     /// A replay whose criteria are overwritten while it runs.
     async fn unreadable_job(&self, api: &Api) {
-        if self.has_died_twice_at("src/messaging/jobs/runner.rs give_up#1") {
+        if self.has_died_twice_at("crates/kernel/src/messaging/jobs/runner.rs give_up#1") {
             return;
         }
         post(api, "/v1/replays", &json!({ "from": "2020-01-01T00:00:00Z", "rate": UNREADABLE_RATE })).await;
@@ -517,7 +524,7 @@ static STEPS: LazyLock<BTreeMap<String, String>> = LazyLock::new(find_steps);
 
 fn find_steps() -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
-    let mut folders = vec![PathBuf::from("src")];
+    let mut folders = vec![PathBuf::from("src"), PathBuf::from("crates/kernel/src")];
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(&folder)).unwrap() {
             let entry = entry.unwrap();
@@ -584,7 +591,7 @@ async fn every_point_of_a_server_can_be_its_last(db: TestDb) {
 
 /// The queue is deleted once, and the servers that follow die at every step of its resync.
 async fn a_deleted_queue_is_resynced_whenever_a_server_dies(db: TestDb) {
-    const RESYNC: &str = "src/messaging/resync.rs";
+    const RESYNC: &str = "crates/kernel/src/messaging/resync.rs";
     let folder = tempfile::tempdir().unwrap();
     let mut tours = Tours::new(&db, folder.path()).await;
     // A retry so late that the pause comes first.
@@ -623,7 +630,7 @@ async fn a_deleted_queue_is_resynced_whenever_a_server_dies(db: TestDb) {
 
 /// On an empty database each server gets one migration further than the one before.
 async fn a_server_that_dies_after_any_migration_is_followed_by_the_next(db: TestDb) {
-    const MIGRATED: &str = "After Commit src/db/migrate.rs:";
+    const MIGRATED: &str = "After Commit crates/kernel/src/db/migrate.rs:";
     let folder = tempfile::tempdir().unwrap();
     let deaths = folder.path().join("deaths");
     let log = folder.path().join("log");

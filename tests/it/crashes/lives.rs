@@ -153,10 +153,10 @@ async fn a_kept_event_survives_the_death_of_who_wakes_it(db: TestDb) {
     let bodies = [db.event_body(&model, "order.paid").await, db.event_body(&model, "order.placed").await];
     for (point, rounds) in [("consumer.before_commit", 1), ("consumer.after_commit", 2)] {
         // The same of an order from elsewhere, the payment first.
-        let order = stockade::clock::mint_id().to_string();
+        let order = stockade_kernel::clock::mint_id().to_string();
         let [paid, placed] = bodies.each_ref().map(|body| {
             let mut event: serde_json::Value = serde_json::from_str(body).unwrap();
-            event["event_id"] = json!(stockade::clock::mint_id());
+            event["event_id"] = json!(stockade_kernel::clock::mint_id());
             event["aggregate_id"] = json!(order);
             event["payload"]["order_id"] = json!(order);
             json!({ "queue": "ledger", "body": event.to_string() })

@@ -1,7 +1,7 @@
 //! The process dies at each named point in turn, and the next one finishes what it left.
 
 use serde_json::json;
-use stockade::messaging::faults::POINTS;
+use stockade_kernel::messaging::faults::POINTS;
 
 use super::Shop;
 use crate::support::{Engine, TestDb, Webhooks, each_database, each_database_on_rabbit, eventually, until_finished};

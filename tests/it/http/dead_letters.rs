@@ -1,7 +1,7 @@
 //! What an operator does about dead letters: groups, discarding, restoring, and the record of it all.
 
 use serde_json::{Value, json};
-use stockade::clock::Clock;
+use stockade_kernel::clock::Clock;
 
 use crate::support::{App, TestDb, each_database, fields, problem, wrong_field};
 
@@ -112,12 +112,12 @@ async fn a_letter_whose_event_has_a_newer_open_letter_stays_discarded(db: TestDb
     // As if another delivery had been filed under the same key meanwhile.
     let opened = db.open(Clock::System).await;
     let mut tx = opened.begin().await.unwrap();
-    stockade::on!(tx, c => sqlx::query(
+    stockade_kernel::on!(tx, c => sqlx::query(
         "INSERT INTO messaging_dead_letters (id, queue, consumer, reason, error, attempts, headers, body, x_death, state,
              filing_key, delivery_key, created_at, updated_at)
          SELECT $1, queue, consumer, reason, error, attempts, headers, body, x_death, 'open', filing_key, 'another',
              created_at, updated_at FROM messaging_dead_letters",
-    ).bind(stockade::clock::mint_id()).execute(c).await.map(drop)).unwrap();
+    ).bind(stockade_kernel::clock::mint_id()).execute(c).await.map(drop)).unwrap();
     tx.commit().await.unwrap();
     opened.close().await;
     drop(opened);
@@ -133,7 +133,7 @@ async fn a_letter_that_cannot_be_decoded_hides_no_other(db: TestDb) {
     app.stop().await;
     let opened = db.open(Clock::System).await;
     let mut tx = opened.begin().await.unwrap();
-    stockade::on!(tx, c => sqlx::query(
+    stockade_kernel::on!(tx, c => sqlx::query(
         "UPDATE messaging_dead_letters SET headers = 'torn', x_death = '{', event_type = 'torn.too'
          WHERE id = (SELECT id FROM messaging_dead_letters ORDER BY id LIMIT 1)",
     ).execute(c).await.map(drop))

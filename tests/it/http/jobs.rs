@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 use sqlx::AssertSqlSafe;
-use stockade::clock::{Clock, Timestamp};
+use stockade_kernel::clock::{Clock, Timestamp};
 
 use crate::support::{
     Api, App, TestDb, each_database, eventually, fields, problem, until_finished_and_audited, witness, wrong_field,
@@ -208,7 +208,8 @@ async fn everything(db: &TestDb) -> BTreeMap<String, Vec<String>> {
         }
     };
     let mut tx = opened.read().await.unwrap();
-    let columns: Vec<(String, String)> = stockade::on!(tx, c => sqlx::query_as(columns).fetch_all(c).await).unwrap();
+    let columns: Vec<(String, String)> =
+        stockade_kernel::on!(tx, c => sqlx::query_as(columns).fetch_all(c).await).unwrap();
     let mut tables: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (table, column) in columns {
         if !["messaging_", "_sqlx", "sqlite_"].iter().any(|prefix| table.starts_with(prefix)) {
@@ -224,7 +225,7 @@ async fn everything(db: &TestDb) -> BTreeMap<String, Vec<String>> {
         let row = columns.iter().map(quoted).collect::<Vec<_>>().join(" || ', ' || ");
         let sql = format!("SELECT {row} FROM {table} ORDER BY 1");
         let found: Vec<String> =
-            stockade::on!(tx, c => sqlx::query_scalar(AssertSqlSafe(sql)).fetch_all(c).await).unwrap();
+            stockade_kernel::on!(tx, c => sqlx::query_scalar(AssertSqlSafe(sql)).fetch_all(c).await).unwrap();
         rows.insert(table, found);
     }
     drop(tx);

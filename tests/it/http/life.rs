@@ -16,7 +16,7 @@ use crate::support::{
 async fn told(db: &TestDb, id: &str) -> Vec<String> {
     let db = db.look().await;
     let mut tx = db.read().await.unwrap();
-    let told: Vec<String> = stockade::on!(tx, c => {
+    let told: Vec<String> = stockade_kernel::on!(tx, c => {
         sqlx::query_scalar(
             "SELECT event_type FROM messaging_outbox
              WHERE aggregate_type = 'order' AND aggregate_id = $1 AND kind = 'event' ORDER BY id",
@@ -43,7 +43,8 @@ async fn an_order_is_paid_and_fulfilled_each_step_with_its_event(db: TestDb) {
     let id = app.reserve("A", 2500).await;
     let reserved = app.read(&format!("/v1/orders/{id}")).await;
     let (held, ends) = (&reserved["updated_at"], &reserved["hold_expires_at"]);
-    let millis = |time: &Value| serde_json::from_value::<stockade::clock::Timestamp>(time.clone()).unwrap().millis();
+    let millis =
+        |time: &Value| serde_json::from_value::<stockade_kernel::clock::Timestamp>(time.clone()).unwrap().millis();
     assert!((millis(ends) - millis(held) - 15 * 60_000).abs() < 5_000, "held for a quarter of an hour: {reserved}");
 
     let paid = app.pay(&id, 2500).await;
@@ -129,7 +130,7 @@ async fn a_step_that_the_state_forbids_is_a_409_that_tells_the_state(db: TestDb)
         }
         assert_eq!((app.status(id).await.as_str(), told(&db, id).await), (state, before), "nothing has moved");
     }
-    let nowhere = stockade::clock::mint_id().to_string();
+    let nowhere = stockade_kernel::clock::mint_id().to_string();
     for step in ["cancel", "fulfil"] {
         problem(app.step(&nowhere, step).await, 404, "not-found").await;
     }
@@ -202,7 +203,7 @@ async fn a_cancellation_that_overtakes_its_order_keeps_it_from_reserving(db: Tes
     let (placed, cancelled) = (db.event_body(&id, "order.placed").await, db.event_body(&id, "order.cancelled").await);
     let mut tx = app.running.kernel.db.begin().await.unwrap();
     let empty = "DELETE FROM messaging_queue WHERE queue = 'stockade.inventory'";
-    stockade::on!(tx, c => sqlx::query(empty).execute(c).await.map(drop)).unwrap();
+    stockade_kernel::on!(tx, c => sqlx::query(empty).execute(c).await.map(drop)).unwrap();
     tx.commit().await.unwrap();
     app.tell("/v1/consumers/inventory/resume", &json!({})).await;
     app.tell("/v1/lab/publish", &json!({ "queue": "inventory", "body": cancelled })).await;
@@ -229,7 +230,7 @@ async fn what_contradicts_a_reservation_is_a_dead_letter(db: TestDb) {
     assert_eq!(app.pay(&id, 5).await.status(), 201);
     reservation(&app, &id, "committed").await;
     let mut forged: Value = serde_json::from_str(&db.event_body(&id, "order.placed").await).unwrap();
-    forged["event_id"] = json!(stockade::clock::mint_id());
+    forged["event_id"] = json!(stockade_kernel::clock::mint_id());
     forged["event_type"] = json!("cancelled");
     forged["payload"] = json!({ "order_id": id });
     app.tell("/v1/lab/publish", &json!({ "queue": "inventory", "body": forged.to_string() })).await;

@@ -104,7 +104,7 @@ async fn another_body_under_a_known_id_counts_as_rejected(db: TestDb) {
     assert_eq!(sample(&page(&app).await, counted), Some(1.0));
     // Two bodies under an id that nobody knows, in one batch: the first stands.
     app.tell("/v1/consumers/inventory/pause", &json!({})).await;
-    let (id, fresh) = (stockade::clock::mint_id().to_string(), stockade::clock::mint_id().to_string());
+    let (id, fresh) = (stockade_kernel::clock::mint_id().to_string(), stockade_kernel::clock::mint_id().to_string());
     let known = serde_json::from_str::<serde_json::Value>(&body).unwrap();
     let renamed = |body: &str| {
         let body = body.replace(known["event_id"].as_str().unwrap(), &id);

@@ -259,9 +259,9 @@ async fn rows_that_were_given_up_on_are_published_again(db: TestDb) {
     app.eventually_list("/v1/notifications", 3).await;
     app.stop().await;
     // As a broker leaves them that refused them too often.
-    let opened = db.open(stockade::clock::Clock::System).await;
+    let opened = db.open(stockade_kernel::clock::Clock::System).await;
     let mut tx = opened.begin().await.unwrap();
-    stockade::on!(tx, c => sqlx::query(
+    stockade_kernel::on!(tx, c => sqlx::query(
         "UPDATE messaging_outbox SET status = 'dead', attempts = 10, published_at = NULL, last_error = 'no route'
          WHERE aggregate_type = 'order'",
     ).execute(c).await.map(drop))

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use stockade::access::Secret;
-use stockade::messaging::retention::{Keep, Retention};
+use stockade_kernel::messaging::retention::{Keep, Retention};
 use tokio_util::sync::CancellationToken;
 
 use crate::support::{

@@ -7,10 +7,10 @@ use futures_util::future::BoxFuture;
 use serde_json::json;
 use serde_json::value::RawValue;
 use stockade::app::Builder;
-use stockade::db::Tx;
 use stockade::inventory::events::{InventoryReserved, RESERVED};
-use stockade::messaging::outside::{Answer, Concluded, Outside};
-use stockade::messaging::{Message, Outcome, Reaction};
+use stockade_kernel::db::Tx;
+use stockade_kernel::messaging::outside::{Answer, Concluded, Outside};
+use stockade_kernel::messaging::{Message, Outcome, Reaction};
 
 use super::QUICK;
 use crate::support::{App, Engine, TestDb, each_database, eventually};
@@ -84,7 +84,7 @@ impl Outside<InventoryReserved> for Courier {
     ) -> BoxFuture<'a, sqlx::Result<()>> {
         Box::pin(async move {
             if self.flaw == Flaw::CannotConclude {
-                stockade::on!(tx, c => sqlx::query("SELECT 1 FROM no_such_table").execute(c).await.map(drop))?;
+                stockade_kernel::on!(tx, c => sqlx::query("SELECT 1 FROM no_such_table").execute(c).await.map(drop))?;
             }
             Ok(())
         })

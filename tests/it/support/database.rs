@@ -7,8 +7,8 @@ use rusqlite::config::DbConfig;
 use rusqlite::types::FromSql;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection, Executor, PgConnection, PgPool};
-use stockade::clock::{Clock, mint_id};
-use stockade::db::{Db, Options};
+use stockade_kernel::clock::{Clock, mint_id};
+use stockade_kernel::db::{Db, Options};
 use tempfile::TempDir;
 use tokio::sync::OnceCell;
 

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use lapin::options::QueueDeleteOptions;
 use lapin::{Connection, ConnectionProperties};
-use stockade::messaging::transport::dlq_of;
+use stockade_kernel::messaging::transport::dlq_of;
 
 use super::postgres::free_port;
 

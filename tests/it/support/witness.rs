@@ -13,11 +13,12 @@ use std::sync::{LazyLock, Mutex};
 
 use serde_json::value::RawValue;
 use stockade::app::Builder;
-use stockade::crash_points;
-use stockade::db::Tx;
 use stockade::lifecycle::asked_to_stop;
-use stockade::messaging::{Message, Outcome, Reaction};
-use stockade::{on, telemetry};
+use stockade::telemetry;
+use stockade_kernel::crash_points;
+use stockade_kernel::db::Tx;
+use stockade_kernel::messaging::{Message, Outcome, Reaction};
+use stockade_kernel::on;
 use uuid::Uuid;
 
 use super::{CONNECTIONS_MAX, Server, TestDb, settings_from};

@@ -105,6 +105,7 @@ impl Filter {
 }
 
 /// Runs a [`Filter`] on either database and collects rows of the given tuple type.
+#[macro_export]
 macro_rules! fetch_page {
     ($tx:expr, $filter:expr, $row:ty) => {{
         let (sql, values) = $filter.into_parts();
@@ -122,4 +123,4 @@ macro_rules! fetch_page {
         })
     }};
 }
-pub(crate) use fetch_page;
+pub use fetch_page;

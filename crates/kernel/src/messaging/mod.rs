@@ -194,7 +194,7 @@ impl Tuning {
 /// Lets a busy loop gather its next batch: after a batch of more than a few, the next one starts no sooner than some
 /// milliseconds after this one did. An idle loop is never held up; a busy one does the same work in fewer, larger
 /// transactions.
-pub(crate) struct Pace {
+pub struct Pace {
     started: tokio::time::Instant,
 }
 
@@ -232,7 +232,7 @@ impl Pace {
 
 /// A pause that grows while something is away, so that no loop ever spins on an error.
 #[derive(Default)]
-pub(crate) struct Patience(u32);
+pub struct Patience(u32);
 
 impl Patience {
     const BASE: Duration = Duration::from_millis(100);

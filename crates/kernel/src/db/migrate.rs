@@ -19,8 +19,8 @@ macro_rules! migrations {
         [$((
             $version,
             $name,
-            include_str!(concat!("../../migrations/postgres/", $name, ".sql")),
-            include_str!(concat!("../../migrations/sqlite/", $name, ".sql")),
+            include_str!(concat!("../../../../migrations/postgres/", $name, ".sql")),
+            include_str!(concat!("../../../../migrations/sqlite/", $name, ".sql")),
         )),+]
     };
 }

@@ -30,9 +30,9 @@ use std::time::Instant;
 use anyhow::Context;
 use sqlx::{PgPool, Postgres, Transaction};
 
-pub(crate) use column::Column;
+pub use column::Column;
 pub use describe::About;
-pub(crate) use filter::fetch_page;
+pub use filter::fetch_page;
 pub use filter::{Filter, Value};
 pub use hatches::{Bundle, Claimed, Hatch, Hatches, Parcel, Part, Place, Pledge};
 use lanes::{InLane, Lane, Lanes};
@@ -452,6 +452,7 @@ macro_rules! on {
 }
 
 /// Declares store functions and forwards each to its twin in `pg` or `sqlite`.
+#[macro_export]
 macro_rules! dialects {
     ($($(#[$doc:meta])* $vis:vis async fn $name:ident($($arg:ident: $ty:ty),* $(,)?) -> $ret:ty;)+) => {$(
         $(#[$doc])*
@@ -463,4 +464,4 @@ macro_rules! dialects {
         }
     )+};
 }
-pub(crate) use dialects;
+pub use dialects;
