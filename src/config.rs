@@ -13,6 +13,7 @@ use crate::access::{self, Key};
 use crate::http;
 use crate::http::limits::RateLimit;
 use crate::http::serve::Doorway;
+use crate::schema::SCHEMAS;
 use crate::secret_files;
 use crate::telemetry::LogFormat;
 use stockade_kernel::clock::in_words;
@@ -531,6 +532,7 @@ impl Settings {
             acquire_timeout: self.db_acquire_timeout,
             busy_timeout: self.sqlite_busy_timeout,
             pages_max: self.sqlite_max_pages,
+            schemas: SCHEMAS,
         }
     }
 

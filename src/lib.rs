@@ -15,5 +15,6 @@ pub mod notifications;
 pub mod numbers;
 pub mod operations;
 pub mod orders;
+pub mod schema;
 pub mod secret_files;
 pub mod telemetry;

@@ -15,7 +15,7 @@ CREATE TABLE orders_orders (
     hold_expires_at timestamptz,
     PRIMARY KEY (group_id, id),
     CONSTRAINT orders_orders_number UNIQUE (group_id, number)
-);
+) WITH (fillfactor = 50);
 
 CREATE TABLE orders_lines (
     group_id         text    NOT NULL,
@@ -35,4 +35,14 @@ CREATE TABLE orders_idempotency (
     order_id    uuid        NOT NULL,
     created_at  timestamptz NOT NULL,
     PRIMARY KEY (group_id, route, key)
+);
+CREATE INDEX orders_idempotency_created ON orders_idempotency (created_at);
+
+-- When holds end. A table of its own: an indexed column in `orders_orders` would make every update of an order write all
+-- of the table's indexes.
+CREATE TABLE orders_holds (
+    expires_at timestamptz NOT NULL,
+    order_id   uuid        NOT NULL,
+    group_id   text        NOT NULL,
+    PRIMARY KEY (expires_at, order_id)
 );

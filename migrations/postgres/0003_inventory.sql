@@ -6,7 +6,7 @@ CREATE TABLE inventory_stock (
     fulfilled  bigint      NOT NULL DEFAULT 0 CHECK (fulfilled >= 0),
     updated_at timestamptz NOT NULL,
     PRIMARY KEY (group_id, sku),
-    -- Never oversold, whatever the code believes.
+    -- Never oversold.
     CONSTRAINT inventory_stock_available CHECK (reserved <= on_hand)
 ) WITH (fillfactor = 50);
 

@@ -6,8 +6,14 @@ CREATE TABLE notifications_notices (
     channel    text        NOT NULL,
     state      text        NOT NULL CHECK (state IN ('pending', 'sending', 'sent', 'failed', 'unknown')),
     event_id   uuid        NOT NULL,
+    -- An attempt to send it has ended with an unknown outcome.
+    in_doubt   boolean     NOT NULL DEFAULT false,
+    -- Why it is not sent.
+    last_error text,
     created_at timestamptz NOT NULL,
+    -- Since when it is in its state; null since it was created.
+    updated_at timestamptz,
     PRIMARY KEY (group_id, id),
-    -- One notice per outcome, whoever asks for it and however often.
+    -- One notice per outcome.
     CONSTRAINT notifications_notices_once UNIQUE (group_id, order_id, kind)
 );

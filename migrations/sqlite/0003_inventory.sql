@@ -6,7 +6,7 @@ CREATE TABLE inventory_stock (
     fulfilled  INTEGER NOT NULL DEFAULT 0 CHECK (fulfilled >= 0),
     updated_at INTEGER NOT NULL,
     PRIMARY KEY (group_id, sku),
-    -- Never oversold, whatever the code believes.
+    -- Never oversold.
     CONSTRAINT inventory_stock_available CHECK (reserved <= on_hand)
 ) STRICT, WITHOUT ROWID;
 
@@ -26,7 +26,7 @@ CREATE TABLE inventory_reservations (
     id             BLOB    NOT NULL,
     number         TEXT    NOT NULL,
     order_id       BLOB    NOT NULL,
-    state          TEXT    NOT NULL CHECK (state IN ('held', 'committed', 'fulfilled', 'released')),
+    state          TEXT    NOT NULL CHECK (state = 'held' OR state = 'committed' OR state = 'fulfilled' OR state = 'released'),
     cause_event_id BLOB    NOT NULL,
     created_at     INTEGER NOT NULL,
     updated_at     INTEGER NOT NULL,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, SqliteConnection};
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 use stockade::inventory::reactions::Inventory;
 use stockade::ledger::reactions::Ledger;
 use stockade::notifications::reactions::Notifications;
@@ -73,13 +73,11 @@ const IGNORE_CONSTRAINTS: &str = "PRAGMA ignore_check_constraints = ON";
 /// Commits changes of rows beside the server, constraints or not.
 pub async fn plant(db: &TestDb, statements: &[&str]) {
     if db.url.starts_with("sqlite") {
-        let mut raw = SqliteConnection::connect(&db.url).await.unwrap();
-        raw.execute("PRAGMA busy_timeout = 5000").await.unwrap();
-        raw.execute(IGNORE_CONSTRAINTS).await.unwrap();
+        let raw = db.sqlite();
+        raw.execute_batch(IGNORE_CONSTRAINTS).unwrap();
         for sql in statements {
-            raw.execute(AssertSqlSafe(translated(sql, true))).await.unwrap();
+            raw.execute_batch(&translated(sql, true)).unwrap();
         }
-        raw.close().await.unwrap();
     } else {
         let mut raw = PgConnection::connect(&db.url).await.unwrap();
         for sql in statements {
@@ -327,7 +325,7 @@ const BREACHES: &[(&str, &[&str])] = &[
         &[
             "DELETE FROM messaging_inbox WHERE consumer = 'orders'",
             "UPDATE messaging_outbox SET published_at = published_at - {10 minutes}",
-            "UPDATE messaging_bound SET since = since - {20 minutes}",
+            "UPDATE messaging_bindings SET since = since - {20 minutes}",
         ],
     ),
     (

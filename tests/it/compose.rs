@@ -116,8 +116,9 @@ fn included_from_beside(folder: &Path) -> BTreeSet<String> {
             found.extend(included_from_beside(&path));
         } else {
             let text = fs::read_to_string(&path).unwrap();
-            let includes = text.split("include_str!(").skip(1).filter_map(|rest| rest.split("\"../../").nth(1));
-            found.extend(includes.map(|rest| rest.split('/').next().unwrap().to_owned()));
+            let includes = ["include_str!(", "migrations!("].into_iter().flat_map(|call| text.split(call).skip(1));
+            let paths = includes.filter_map(|rest| rest.trim_start().strip_prefix("\"../"));
+            found.extend(paths.map(|path| path.trim_start_matches("../").split(['/', '"']).next().unwrap().to_owned()));
             let embedded = text.split("#[folder = \"").skip(1);
             found.extend(embedded.map(|rest| rest.split('/').next().unwrap().to_owned()));
         }
@@ -291,10 +292,12 @@ fn the_build_copies_all_that_the_sources_include_and_keeps_dependencies_apart() 
         read("Cargo.toml").split("rust-version = \"").nth(1).unwrap().split('"').next().unwrap().to_owned();
     assert!(instructions[0].1.starts_with(&format!("rust:{rust_version}-")), "{}", instructions[0].1);
     let included = included_from_beside(&Path::new(ROOT).join("src"));
+    let of_the_kernel = included_from_beside(&Path::new(ROOT).join("crates/kernel/src"));
     let included: Vec<&str> = included.iter().map(String::as_str).collect();
     assert_eq!(included, ["migrations", "static"]);
+    assert_eq!(of_the_kernel.into_iter().collect::<Vec<_>>(), ["migrations"], "below crates/kernel");
     let ignored = read(".dockerignore");
-    for folder in included.iter().copied().chain(["src", ".cargo", "Cargo.toml", "Cargo.lock"]) {
+    for folder in included.iter().copied().chain(["crates", "src", ".cargo", "Cargo.toml", "Cargo.lock"]) {
         assert!(ignored.lines().any(|line| line == format!("!{folder}")), "{folder} is not sent to the build");
     }
     assert!(ignored.lines().any(|line| line == "*"), "target and .git are not sent along");

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use reqwest::StatusCode;
 use serde_json::json;
-use sqlx::{Connection, Executor, SqliteConnection};
 use stockade::access::Secret;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
@@ -199,8 +198,8 @@ async fn beyond_what_can_be_in_hand_requests_are_told_to_come_again() {
 async fn whoever_was_refused_and_comes_again_too_soon_is_kept_waiting() {
     let (app, db) = start(&["--http-max-in-flight", "1"]).await;
     // The one place is taken by an order that waits for the lock on the database.
-    let mut raw = SqliteConnection::connect(&db.url).await.unwrap();
-    raw.execute("BEGIN IMMEDIATE").await.unwrap();
+    let raw = db.sqlite();
+    raw.execute_batch("BEGIN IMMEDIATE").unwrap();
     let placing = place(&app);
     let asking = async {
         eventually("the place to be taken", async || {
@@ -220,7 +219,7 @@ async fn whoever_was_refused_and_comes_again_too_soon_is_kept_waiting() {
         assert_eq!((ask("/v1/stock").await, ask("/livez").await), ("503".to_owned(), "200".to_owned()));
         assert_eq!(ask("/v1/stock").await, "503");
         assert!(began.elapsed() >= Duration::from_secs(1), "after {:?}", began.elapsed());
-        raw.execute("ROLLBACK").await.unwrap();
+        raw.execute_batch("ROLLBACK").unwrap();
     };
     tokio::join!(placing, asking);
     app.stop().await;
@@ -304,8 +303,8 @@ async fn to_look_for_a_session_takes_a_place() {
     let stranger = app.with_session(Secret::random().reveal());
     problem(stranger.get("/v1/stock").send().await.unwrap(), 401, "token-invalid").await;
     // The one place is taken by an order that waits for the lock on the database.
-    let mut raw = SqliteConnection::connect(&db.url).await.unwrap();
-    raw.execute("BEGIN IMMEDIATE").await.unwrap();
+    let raw = db.sqlite();
+    raw.execute_batch("BEGIN IMMEDIATE").unwrap();
     let placing = place(&holder);
     let asking = async {
         eventually("the place to be taken", async || {
@@ -322,7 +321,7 @@ async fn to_look_for_a_session_takes_a_place() {
         for garbage in ["garbage", "stk_garbage", ""] {
             problem(app.with_session(garbage).get("/v1/stock").send().await.unwrap(), 401, "token-invalid").await;
         }
-        raw.execute("ROLLBACK").await.unwrap();
+        raw.execute_batch("ROLLBACK").unwrap();
     };
     tokio::join!(placing, asking);
     app.stop().await;

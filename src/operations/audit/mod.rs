@@ -325,7 +325,7 @@ async fn look_for_lost(
     found: &mut Checked,
 ) -> sqlx::Result<()> {
     let bound: Vec<(String, String, Timestamp)> = stockade_kernel::on!(tx, c => {
-        sqlx::query_as("SELECT queue, routing_key, since FROM messaging_bound").fetch_all(c).await
+        sqlx::query_as("SELECT queue, routing_key, since FROM messaging_bindings").fetch_all(c).await
     })?;
     for binding in queues.bindings {
         let Some(settled_before) = settled_before(binding, queues, asked_at) else { continue };

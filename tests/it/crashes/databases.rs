@@ -6,19 +6,11 @@ use std::time::Duration;
 
 use reqwest::{Response, StatusCode};
 use serde_json::{Value, json};
-use sqlx::sqlite::SqliteConnectOptions;
-use sqlx::{Connection, Executor, PgConnection, SqliteConnection};
+use sqlx::{Connection, Executor, PgConnection};
 
 use super::{IMPATIENT, Shop, place, until_more_orders};
 use crate::rabbit::Stranger;
 use crate::support::{Api, DEADLINE, Engine, OwnPostgres, Server, TestDb, eventually, order};
-
-/// A connection beside the server's, as an operator's shell would have.
-async fn beside(db: &TestDb) -> SqliteConnection {
-    let path = db.url.strip_prefix("sqlite:").unwrap();
-    let options = SqliteConnectOptions::new().filename(path).busy_timeout(Duration::from_secs(10));
-    SqliteConnection::connect_with(&options).await.unwrap()
-}
 
 async fn try_to_place(server: &Api) -> Response {
     server.post("/v1/orders", &order("hopeful", &[("A", 1)])).send().await.unwrap()
@@ -56,8 +48,8 @@ async fn a_locked_file_is_waited_for_and_then_said_to_be_busy() {
     shop.check().await;
 
     for lock in ["BEGIN IMMEDIATE", "BEGIN EXCLUSIVE"] {
-        let mut holder = beside(&db).await;
-        holder.execute(lock).await.unwrap();
+        let holder = db.sqlite();
+        holder.execute_batch(lock).unwrap();
         for _ in 0..3 {
             assert_away(try_to_place(&shop.server).await).await;
         }
@@ -69,8 +61,8 @@ async fn a_locked_file_is_waited_for_and_then_said_to_be_busy() {
         .await;
         assert!(["degraded", "unavailable"].contains(&body["status"].as_str().unwrap()), "{body}");
         assert_eq!(shop.server.read("/livez").await["status"], "ok");
-        holder.execute("ROLLBACK").await.unwrap();
-        holder.close().await.unwrap();
+        holder.execute_batch("ROLLBACK").unwrap();
+        holder.close().unwrap();
 
         until_well(&shop.server).await;
         shop.place(5).await;
@@ -84,29 +76,26 @@ async fn a_locked_file_is_waited_for_and_then_said_to_be_busy() {
 async fn a_file_locked_for_a_moment_is_waited_for() {
     let db = TestDb::new(Engine::Sqlite).await;
     let shop = Shop::open(&db, &["--sqlite-busy-timeout", "20s", "--db-acquire-timeout", "20s"]).await;
-    let mut holder = beside(&db).await;
-    holder.execute("BEGIN IMMEDIATE").await.unwrap();
+    let holder = db.sqlite();
+    holder.execute_batch("BEGIN IMMEDIATE").unwrap();
     let mut waiting = Box::pin(try_to_place(&shop.server));
     let early = tokio::time::timeout(Duration::from_millis(500), &mut waiting).await;
     assert!(early.is_err(), "it waits while the file is locked");
-    holder.execute("ROLLBACK").await.unwrap();
+    holder.execute_batch("ROLLBACK").unwrap();
     assert_eq!(waiting.await.status(), StatusCode::CREATED);
 }
 
 /// Writes until the file can grow no more.
-async fn fill(operator: &mut SqliteConnection, limit: &str) {
-    let pragma = format!("PRAGMA max_page_count = {limit}");
-    operator.execute(sqlx::AssertSqlSafe(pragma)).await.unwrap();
-    operator.execute("CREATE TABLE filler (x BLOB)").await.unwrap();
+fn fill(operator: &rusqlite::Connection, limit: &str) {
+    operator.execute_batch(&format!("PRAGMA max_page_count = {limit}")).unwrap();
+    operator.execute_batch("CREATE TABLE filler (x BLOB)").unwrap();
     for size in [100_000, 4_000, 100] {
         let full = loop {
-            if let Err(error) =
-                sqlx::query("INSERT INTO filler VALUES (zeroblob($1))").bind(size).execute(&mut *operator).await
-            {
+            if let Err(error) = operator.execute("INSERT INTO filler VALUES (zeroblob($1))", [size]) {
                 break error;
             }
         };
-        assert_eq!(full.as_database_error().unwrap().code().as_deref(), Some("13"), "SQLITE_FULL: {full}");
+        assert_eq!(full.sqlite_error_code(), Some(rusqlite::ErrorCode::DiskFull), "{full}");
     }
 }
 
@@ -115,10 +104,10 @@ async fn a_full_disk_is_told_and_survived() {
     let db = TestDb::new(Engine::Sqlite).await;
     assert!(Server::start(&db, &[]).terminate().await);
     // Something in the file that can make room later on.
-    let mut operator = beside(&db).await;
-    operator.execute("CREATE TABLE ballast (x BLOB)").await.unwrap();
-    operator.execute("INSERT INTO ballast VALUES (zeroblob(2000000))").await.unwrap();
-    let pages: i64 = sqlx::query_scalar("PRAGMA page_count").fetch_one(&mut operator).await.unwrap();
+    let operator = db.sqlite();
+    operator.execute_batch("CREATE TABLE ballast (x BLOB)").unwrap();
+    operator.execute_batch("INSERT INTO ballast VALUES (zeroblob(2000000))").unwrap();
+    let pages: i64 = operator.query_row("PRAGMA page_count", [], |row| row.get(0)).unwrap();
     let limit: &'static str = (pages + 400).to_string().leak();
 
     // A backlog waits, and there is no room left to work it off.
@@ -129,7 +118,7 @@ async fn a_full_disk_is_told_and_survived() {
         (shop.server.read("/v1/queues/inventory").await["depth"] == 100).then_some(())
     })
     .await;
-    fill(&mut operator, limit).await;
+    fill(&operator, limit);
     shop.server.tell("/v1/consumers/inventory/resume", &json!({})).await;
     eventually("a server that says so", || async {
         let (_, body) = readiness(&shop.server).await;
@@ -147,8 +136,8 @@ async fn a_full_disk_is_told_and_survived() {
     assert_eq!(shop.server.stock("A").await, (super::STOCK, 0), "nothing is half done");
 
     // Room is made, and everything goes on by itself.
-    operator.execute("DROP TABLE ballast").await.unwrap();
-    operator.close().await.unwrap();
+    operator.execute_batch("DROP TABLE ballast").unwrap();
+    operator.close().unwrap();
     until_well(&shop.server).await;
     shop.check().await;
     shop.place(10).await;
@@ -162,8 +151,8 @@ async fn a_full_disk_is_told_and_survived() {
 async fn a_full_disk_uses_up_no_deliveries_of_a_broker() {
     let db = TestDb::on_rabbit(Engine::Sqlite).await;
     assert!(Server::start(&db, &[]).terminate().await);
-    let mut operator = beside(&db).await;
-    let pages: i64 = sqlx::query_scalar("PRAGMA page_count").fetch_one(&mut operator).await.unwrap();
+    let operator = db.sqlite();
+    let pages: i64 = operator.query_row("PRAGMA page_count", [], |row| row.get(0)).unwrap();
     let limit: &'static str = (pages + 400).to_string().leak();
     let mut shop = Shop::open(&db, &["--sqlite-max-pages", limit]).await;
     shop.server.tell("/v1/consumers/inventory/pause", &json!({})).await;
@@ -172,8 +161,8 @@ async fn a_full_disk_uses_up_no_deliveries_of_a_broker() {
         (shop.server.read("/v1/queues/inventory").await["depth"] == 100).then_some(())
     })
     .await;
-    fill(&mut operator, limit).await;
-    operator.close().await.unwrap();
+    fill(&operator, limit);
+    operator.close().unwrap();
     shop.server.tell("/v1/consumers/inventory/resume", &json!({})).await;
     eventually("a consumer in trouble", || async {
         (readiness(&shop.server).await.1["checks"]["inventory"] == "troubled").then_some(())
@@ -198,9 +187,9 @@ async fn a_full_disk_uses_up_no_deliveries_of_a_broker() {
 async fn what_a_full_disk_left_undone_is_done_on_a_larger_one() {
     let db = TestDb::new(Engine::Sqlite).await;
     assert!(Server::start(&db, &[]).terminate().await);
-    let mut operator = beside(&db).await;
-    let pages: i64 = sqlx::query_scalar("PRAGMA page_count").fetch_one(&mut operator).await.unwrap();
-    operator.close().await.unwrap();
+    let operator = db.sqlite();
+    let pages: i64 = operator.query_row("PRAGMA page_count", [], |row| row.get(0)).unwrap();
+    operator.close().unwrap();
     let limit: &'static str = (pages + 30).to_string().leak();
     let mut shop = Shop::open(&db, &["--sqlite-max-pages", limit]).await;
     while let Some(id) = place(&shop.server, shop.orders).await {

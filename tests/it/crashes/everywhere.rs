@@ -654,8 +654,9 @@ async fn a_server_that_dies_after_any_migration_is_followed_by_the_next(db: Test
         std::fs::write(&deaths, others.concat()).unwrap();
     };
     server.kill();
-    let migrations = Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations/sqlite");
-    assert_eq!(died, std::fs::read_dir(migrations).unwrap().count(), "one death after each migration");
+    let count_of = |folder| std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)).unwrap().count();
+    let migrations = count_of("crates/kernel/migrations/sqlite") + count_of("migrations/sqlite");
+    assert_eq!(died, migrations, "one death after each migration");
     let server = witness::start(&db, &FLAGS);
     server.put_stock("A", 1).await;
     assert_eq!(server.place_and_wait("alice", &[("A", 1)]).await["status"], "reserved");

@@ -3,7 +3,6 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
-use sqlx::{Connection, Executor, SqliteConnection};
 use stockade::access::Secret;
 
 use super::{close, start};
@@ -192,19 +191,17 @@ async fn books_of_which_only_a_part_is_shown_are_not_called_unbalanced() {
     browser.visit("/ledger").await;
     browser.until_reads("main .badge", "USD: sums to zero").await;
     // As after payments of two hundred and ten more customers.
-    let mut raw = SqliteConnection::connect(&db.url).await.unwrap();
-    raw.execute(
-        "PRAGMA busy_timeout = 5000;
-         WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 210),
+    db.sqlite()
+        .execute_batch(
+            "WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 210),
               e AS (SELECT n, randomblob(16) AS event FROM n),
               one AS (SELECT group_id, order_id, currency, created_at FROM ledger_entries LIMIT 1)
          INSERT INTO ledger_entries (group_id, id, order_id, event_id, account, amount_minor, currency, created_at)
          SELECT group_id, randomblob(16), order_id, event, 'customer:c' || n, 5, currency, created_at FROM e, one
          UNION ALL
          SELECT group_id, randomblob(16), order_id, event, 'cash', -5, currency, created_at FROM e, one",
-    )
-    .await
-    .unwrap();
+        )
+        .unwrap();
     browser.visit("/ledger").await;
     browser.until_reads("main", "The first 200 accounts").await;
     assert_eq!(browser.run("return document.querySelectorAll('main .badge').length").await, 0);

@@ -7,6 +7,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::types::FromSql;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection, Executor, PgConnection, PgPool};
+use stockade::schema::SCHEMAS;
 use stockade_kernel::clock::{Clock, mint_id};
 use stockade_kernel::db::{Db, Options};
 use tempfile::TempDir;
@@ -180,13 +181,20 @@ impl TestDb {
         query.fetch_one(self.beside().await).await.unwrap()
     }
 
+    /// A connection to the SQLite file beside the server, as an operator's shell would have.
+    pub fn sqlite(&self) -> rusqlite::Connection {
+        let file = self.url.strip_prefix("sqlite:").expect("it is on SQLite");
+        let connection = rusqlite::Connection::open_with_flags(file, OpenFlags::SQLITE_OPEN_READ_WRITE).unwrap();
+        connection.busy_timeout(super::DEADLINE).unwrap();
+        // The WAL of a dead process is left for the next one to recover.
+        connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).unwrap();
+        connection
+    }
+
     /// Executes a statement beside the server; how many rows it changed.
     pub async fn execute(&self, sql: &'static str, texts: &[&str]) -> u64 {
-        if let Some(file) = self.url.strip_prefix("sqlite:") {
-            let connection = rusqlite::Connection::open_with_flags(file, OpenFlags::SQLITE_OPEN_READ_WRITE).unwrap();
-            connection.busy_timeout(super::DEADLINE).unwrap();
-            // The WAL of a dead process is left for the next one to recover.
-            connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).unwrap();
+        if self.url.starts_with("sqlite:") {
+            let connection = self.sqlite();
             return connection.execute(sql, rusqlite::params_from_iter(texts)).unwrap().try_into().unwrap();
         }
         let query = texts.iter().fold(sqlx::query(sql), |query, text| query.bind(*text));
@@ -268,7 +276,7 @@ impl TestDb {
     }
 
     pub fn options(&self) -> Options {
-        Options { connections_max: CONNECTIONS_MAX, ..Options::new(&self.url) }
+        Options { connections_max: CONNECTIONS_MAX, schemas: SCHEMAS, ..Options::new(&self.url) }
     }
 }
 

@@ -16,7 +16,7 @@ pub async fn under_way(db: &TestDb) -> i64 {
          + (SELECT COUNT(*) FROM messaging_outbox WHERE status <> 'published')
          + (SELECT COUNT(*) FROM messaging_inbox WHERE state NOT IN ('processed', 'dead'))
          + (SELECT COUNT(*) FROM messaging_outbox o
-             JOIN messaging_bound b ON b.routing_key = o.aggregate_type || '.' || o.event_type
+             JOIN messaging_bindings b ON b.routing_key = o.aggregate_type || '.' || o.event_type
              WHERE o.kind = 'event' AND NOT EXISTS (SELECT 1 FROM messaging_inbox i
                  WHERE i.event_id = o.event_id AND b.queue LIKE '%.' || i.consumer))";
     db.count(left).await

@@ -1,7 +1,7 @@
 //! What a database says about itself, for `stockade doctor`.
 
 use super::sqlite::query_scalar;
-use super::{Conn, Db, migrate};
+use super::{Conn, Db};
 use crate::clock::Timestamp;
 
 pub struct About {
@@ -54,14 +54,10 @@ impl Db {
                 (version, settings, asked_at)
             }
         };
-        let applied: i64 = crate::on!(tx, c => {
-            sqlx::query_scalar("SELECT count(*) FROM _sqlx_migrations WHERE success").fetch_one(c).await
-        })?;
-        Ok(About {
-            version,
-            settings,
-            migrations_missing: migrate::count().saturating_sub(usize::try_from(applied).unwrap_or(0)),
-            clock_skew_ms: its_time.millis() - asked_at.millis(),
-        })
+        let mut migrations_missing = 0;
+        for schema in &self.inner.schemas {
+            migrations_missing += schema.count_missing(&mut tx).await?;
+        }
+        Ok(About { version, settings, migrations_missing, clock_skew_ms: its_time.millis() - asked_at.millis() })
     }
 }

@@ -1,117 +1,160 @@
-//! Brings a database to the schema this binary wants. Append-only, and the same file names on both sides.
+//! Brings a database to the schema that this binary needs.
 //!
-//! Several instances may start at once: on Postgres an advisory lock lets one migrate while the others wait; a
-//! SQLite file has one server, held by its lock file before this runs.
+//! Each migration is one transaction, together with its record. On Postgres a lock within that transaction lets one of
+//! several starting instances migrate while the others wait; a SQLite file has one server. A schema that a newer binary has
+//! extended is served: migrations only add until no older binary runs.
 
-use std::borrow::Cow;
-use std::panic::Location;
-use std::time::Duration;
+use anyhow::{Context, bail};
+use sha2::{Digest, Sha256};
+use sqlx::AssertSqlSafe;
 
-use sqlx::migrate::{Migrate, MigrateError, Migration, MigrationType};
-use sqlx::sqlite::SqliteConnectOptions;
-use sqlx::{ConnectOptions, Connection, SqlSafeStr, SqlStr};
+use super::{Conn, Db, Tx, sqlite};
 
-use super::Engine;
-use crate::crash_points::{self, Step};
+/// The tables of one owner, which records its migrations in a table of its own.
+#[derive(Debug, Clone, Copy)]
+pub struct Schema {
+    /// The table of applied migrations.
+    pub table: &'static str,
+    /// In the order in which they are applied. One that was released is never changed.
+    pub migrations: &'static [Migration],
+}
 
+#[derive(Debug, Clone, Copy)]
+pub struct Migration {
+    pub version: i64,
+    pub name: &'static str,
+    pub postgres: &'static str,
+    pub sqlite: &'static str,
+}
+
+/// The migrations of the given names, which begin with their versions, from `postgres/` and `sqlite/` in `folder`.
+#[macro_export]
 macro_rules! migrations {
-    ($($version:literal $name:literal),+ $(,)?) => {
-        [$((
-            $version,
-            $name,
-            include_str!(concat!("../../../../migrations/postgres/", $name, ".sql")),
-            include_str!(concat!("../../../../migrations/sqlite/", $name, ".sql")),
-        )),+]
+    ($folder:literal: $($version:literal $name:literal),+ $(,)?) => {
+        &[$($crate::db::Migration {
+            version: $version,
+            name: $name,
+            postgres: include_str!(concat!($folder, "/postgres/", $name, ".sql")),
+            sqlite: include_str!(concat!($folder, "/sqlite/", $name, ".sql")),
+        }),+]
     };
 }
 
-const MIGRATIONS: [(i64, &str, &str, &str); 25] = migrations![
-    1 "0001_messaging",
-    2 "0002_orders",
-    3 "0003_inventory",
-    4 "0004_notifications",
-    5 "0005_orders_hold",
-    6 "0006_messaging_waiting",
-    7 "0007_ledger",
-    20 "0020_messaging",
-    21 "0021_orders",
-    30 "0030_messaging",
-    31 "0031_messaging",
-    40 "0040_messaging_fenced",
-    41 "0041_notifications_sending",
-    50 "0050_access",
-    51 "0051_messaging",
-    60 "0060_messaging_times",
-    61 "0061_messaging_forgotten",
-    62 "0062_messaging",
-    63 "0063_orders",
-    64 "0064_messaging_foreign",
-    65 "0065_messaging_checks",
-    66 "0066_orders_checks",
-    67 "0067_inventory_checks",
-    68 "0068_notifications_checks",
-    69 "0069_messaging",
-];
+pub const KERNEL: Schema =
+    Schema { table: "messaging_migrations", migrations: migrations!("../../migrations": 1 "0001_messaging") };
 
-/// sqlx's table of applied migrations.
-const TABLE: &str = "_sqlx_migrations";
-
-/// How long to wait for somebody who reads or writes the file with another program.
-const BUSY_FOR_MAX: Duration = Duration::from_secs(5);
-
-/// How many there are.
-pub(super) fn count() -> usize {
-    MIGRATIONS.len()
-}
-
-pub(super) async fn run(engine: &Engine) -> Result<(), MigrateError> {
-    match engine {
-        Engine::Postgres { pool, .. } => {
-            // To index a large table, or to wait for an instance that does, takes longer than any other statement may.
-            let patient = (*pool.connect_options()).clone().options([("statement_timeout", "0")]);
-            let mut connection = patient.connect().await?;
-            apply(&migrations_for(|(_, _, postgres, _)| postgres), &mut connection).await?;
-            Ok(connection.close().await?)
+impl Schema {
+    /// Applies the missing migrations, each in its own transaction.
+    pub(super) async fn migrate(&self, db: &Db) -> anyhow::Result<()> {
+        loop {
+            let mut tx = db.begin().await?;
+            tx.lock_schema().await?;
+            let create = format!(
+                "CREATE TABLE IF NOT EXISTS {} (version bigint PRIMARY KEY, name text NOT NULL, checksum text NOT NULL)",
+                self.table
+            );
+            tx.run_script(create).await?;
+            let Some(next) = self.next(&self.applied(&mut tx).await?)? else { return Ok(()) };
+            let sql = match tx.conn() {
+                Conn::Postgres(_) => next.postgres,
+                Conn::Sqlite(_) => next.sqlite,
+            };
+            tx.run_script(sql.to_owned()).await.with_context(|| format!("migration {}", next.name))?;
+            let record = format!("INSERT INTO {} (version, name, checksum) VALUES ($1, $2, $3)", self.table);
+            crate::on!(tx, c => {
+                sqlx::query(AssertSqlSafe(record))
+                    .bind(next.version)
+                    .bind(next.name)
+                    .bind(next.checksum())
+                    .execute(c)
+                    .await
+                    .map(drop)
+            })?;
+            tx.commit().await?;
         }
-        Engine::Sqlite { writer: Some(writer), .. } => {
-            let connect = SqliteConnectOptions::new().filename(writer.path()).busy_timeout(BUSY_FOR_MAX);
-            let mut connection = connect.disable_statement_logging().connect().await?;
-            apply(&migrations_for(|(_, _, _, sqlite)| sqlite), &mut connection).await?;
-            Ok(connection.close().await?)
-        }
-        Engine::Sqlite { writer: None, .. } => Ok(()),
     }
-}
 
-/// Applies missing migrations, each in its own transaction between two crash points. A newer binary may have migrated
-/// further; this one still runs on that schema.
-async fn apply<C: Migrate>(migrations: &[Migration], connection: &mut C) -> Result<(), MigrateError> {
-    connection.lock().await?;
-    connection.ensure_migrations_table(TABLE).await?;
-    if let Some(version) = connection.dirty_version(TABLE).await? {
-        return Err(MigrateError::Dirty(version));
+    /// How many migrations are not applied yet.
+    pub(super) async fn count_missing(&self, tx: &mut Tx) -> sqlx::Result<usize> {
+        let applied = self.applied(tx).await?;
+        let is_missing = |migration: &&Migration| applied.iter().all(|(version, _)| *version != migration.version);
+        Ok(self.migrations.iter().filter(is_missing).count())
     }
-    let applied = connection.list_applied_migrations(TABLE).await?;
-    for migration in migrations {
-        match applied.iter().find(|applied| applied.version == migration.version) {
-            Some(applied) if applied.checksum != migration.checksum => {
-                return Err(MigrateError::VersionMismatch(migration.version));
-            }
-            Some(_) => {}
-            None => {
-                let step = connection.apply(TABLE, migration);
-                crash_points::around(Step::Commit, Location::caller(), step).await?;
+
+    /// Versions and checksums.
+    async fn applied(&self, tx: &mut Tx) -> sqlx::Result<Vec<(i64, String)>> {
+        let select = format!("SELECT version, checksum FROM {}", self.table);
+        crate::on!(tx, c => sqlx::query_as(AssertSqlSafe(select)).fetch_all(c).await)
+    }
+
+    /// The first migration that is not applied. An error if one was changed after it had been.
+    fn next(&self, applied: &[(i64, String)]) -> anyhow::Result<Option<&Migration>> {
+        for migration in self.migrations {
+            match applied.iter().find(|(version, _)| *version == migration.version) {
+                None => return Ok(Some(migration)),
+                Some((_, checksum)) if *checksum != migration.checksum() => {
+                    bail!("migration {} was changed after it had been applied to this database", migration.name);
+                }
+                Some(_) => {}
             }
         }
+        Ok(None)
     }
-    connection.unlock().await
 }
 
-/// The migrations of one database.
-fn migrations_for(side: fn((i64, &'static str, &'static str, &'static str)) -> &'static str) -> Vec<Migration> {
-    let migration = |entry: (i64, &'static str, &'static str, &'static str)| {
-        let sql: SqlStr = side(entry).into_sql_str();
-        Migration::new(entry.0, Cow::Borrowed(entry.1), MigrationType::Simple, sql, false)
-    };
-    MIGRATIONS.into_iter().map(migration).collect()
+impl Migration {
+    fn checksum(&self) -> String {
+        let hash = Sha256::new().chain_update(self.postgres).chain_update([0]).chain_update(self.sqlite).finalize();
+        format!("{hash:x}")
+    }
+}
+
+impl Tx {
+    /// On Postgres, lets one instance at a time change the schema, for as long as that takes.
+    async fn lock_schema(&mut self) -> sqlx::Result<()> {
+        const LOCK: i64 = 0x5354_4f43_4b41_4445;
+        if let Conn::Postgres(c) = self.conn() {
+            sqlx::raw_sql("SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0").execute(&mut **c).await?;
+            sqlx::query("SELECT pg_advisory_xact_lock($1)").bind(LOCK).execute(&mut **c).await?;
+        }
+        Ok(())
+    }
+
+    /// Runs any number of statements.
+    async fn run_script(&mut self, sql: String) -> sqlx::Result<()> {
+        match self.conn() {
+            Conn::Postgres(c) => sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut **c).await.map(drop),
+            Conn::Sqlite(c) => c.writing()?.execute_batch(&sql).map_err(sqlite::to_sqlx),
+        }
+    }
+}
+
+impl Db {
+    /// Runs the schema of a module that brings its own, one instance at a time. `sql` leaves existing tables alone.
+    pub async fn create(&self, sql: &'static str) -> sqlx::Result<()> {
+        let mut tx = self.begin().await?;
+        tx.lock_schema().await?;
+        tx.run_script(sql.to_owned()).await?;
+        tx.commit().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: Migration = Migration { version: 1, name: "0001_one", postgres: "a", sqlite: "b" };
+    const TWO: Migration = Migration { version: 2, name: "0002_two", postgres: "c", sqlite: "d" };
+    const SCHEMA: Schema = Schema { table: "t", migrations: &[ONE, TWO] };
+
+    #[test]
+    fn the_next_migration_is_the_first_that_is_not_applied() {
+        let record = |migration: Migration| (migration.version, migration.checksum());
+        let next = |applied: &[(i64, String)]| SCHEMA.next(applied).map(|next| next.map(|next| next.version));
+        assert_eq!(next(&[]).unwrap(), Some(1));
+        assert_eq!(next(&[record(ONE)]).unwrap(), Some(2));
+        assert_eq!(next(&[record(TWO)]).unwrap(), Some(1));
+        assert_eq!(next(&[record(ONE), record(TWO), (3, "of a newer binary".to_owned())]).unwrap(), None);
+        assert!(next(&[(1, TWO.checksum())]).unwrap_err().to_string().contains("0001_one"));
+    }
 }

@@ -23,8 +23,8 @@ mod wakes;
 use std::collections::BTreeSet;
 use std::ops::{Deref, DerefMut};
 use std::panic::Location;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::Context;
@@ -36,6 +36,7 @@ pub use filter::fetch_page;
 pub use filter::{Filter, Value};
 pub use hatches::{Bundle, Claimed, Hatch, Hatches, Parcel, Part, Place, Pledge};
 use lanes::{InLane, Lane, Lanes};
+pub use migrate::{Migration, Schema};
 pub use open::Options;
 pub use scratch::ScratchSchema;
 use sqlite::{Durability, Lent, Readers, SqliteConnection, Turn, Writer, Writing};
@@ -46,9 +47,6 @@ use crate::clock::{Clock, Timestamp};
 use crate::crash_points::{self, Step};
 use crate::metrics::Metrics;
 
-/// `IF NOT EXISTS` does not keep two Postgres sessions from creating one table at once; this lock does.
-const SCHEMA_LOCK: i64 = 0x5354_4f43_4b41_4445;
-
 /// An open database. Clones share it: every request has several.
 #[derive(Clone)]
 pub struct Db {
@@ -58,6 +56,8 @@ pub struct Db {
 
 struct Inner {
     engine: Engine,
+    /// The kernel's and its host's.
+    schemas: Vec<Schema>,
     wakes: Wakes,
     hatches: Hatches,
     clock: Clock,
@@ -74,8 +74,8 @@ enum Engine {
         /// `None` when opened for reading only.
         writer: Option<Writer>,
         readers: Readers,
-        /// Held for as long as the database is open; `None` when opened for reading only.
-        _lock: Option<open::ServerLock>,
+        /// Held until the database is closed; `None` when opened for reading only.
+        lock: Mutex<Option<open::ServerLock>>,
     },
 }
 
@@ -146,33 +146,24 @@ impl Db {
     /// Opens the database for a server, creating and migrating it as needed.
     pub async fn open(options: &Options, clock: Clock) -> anyhow::Result<Self> {
         let engine = open::to_serve(options).await?;
-        let db = Self::over(engine, clock);
-        migrate::run(&db.inner.engine).await.context("cannot migrate the database")?;
-        Ok(db)
-    }
-
-    /// Runs the schema of a module that brings its own, one instance at a time.
-    pub async fn create(&self, sql: &'static str) -> sqlx::Result<()> {
-        let mut tx = self.begin().await?;
-        match tx.conn() {
-            Conn::Postgres(c) => {
-                sqlx::query("SELECT pg_advisory_xact_lock($1)").bind(SCHEMA_LOCK).execute(&mut **c).await?;
-                sqlx::raw_sql(sql).execute(&mut **c).await?;
-            }
-            Conn::Sqlite(c) => c.writing()?.execute_batch(sql).map_err(sqlite::to_sqlx)?,
+        let db = Self::over(engine, clock, options);
+        for schema in &db.inner.schemas {
+            schema.migrate(&db).await.context("cannot migrate the database")?;
         }
-        tx.commit().await
+        Ok(db)
     }
 
     /// Opens an existing database to look at it, beside the server that owns it.
     pub async fn open_read_only(options: &Options, clock: Clock) -> anyhow::Result<Self> {
         let engine = open::to_look(options).await?;
-        Ok(Self::over(engine, clock))
+        Ok(Self::over(engine, clock, options))
     }
 
-    fn over(engine: Engine, clock: Clock) -> Self {
+    fn over(engine: Engine, clock: Clock, options: &Options) -> Self {
+        let schemas = [migrate::KERNEL].into_iter().chain(options.schemas.iter().copied()).collect();
         let inner = Inner {
             engine,
+            schemas,
             wakes: Wakes::default(),
             hatches: Hatches::default(),
             clock,
@@ -340,11 +331,12 @@ impl Db {
                 lanes.close().await;
                 pool.close().await;
             }
-            Engine::Sqlite { writer, readers, .. } => {
+            Engine::Sqlite { writer, readers, lock } => {
                 readers.close();
                 if let Some(writer) = writer {
                     writer.close().await;
                 }
+                drop(lock.lock().unwrap_or_else(PoisonError::into_inner).take());
             }
         }
     }

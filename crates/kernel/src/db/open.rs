@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
@@ -14,6 +15,7 @@ use sqlx::{ConnectOptions, Connection};
 
 use super::Engine;
 use super::lanes::Lanes;
+use super::migrate::Schema;
 use super::sqlite::{Opening, Readers, Writer};
 
 /// The first SQLite whose WAL cannot be corrupted by two connections resetting it at once.
@@ -33,6 +35,8 @@ pub struct Options {
     pub busy_timeout: Duration,
     /// Stop growing at this many pages (SQLite), as a disk that is full would; 0 is no limit.
     pub pages_max: u32,
+    /// The tables of the host, migrated after the kernel's.
+    pub schemas: &'static [Schema],
 }
 
 impl Options {
@@ -43,6 +47,7 @@ impl Options {
             acquire_timeout: Duration::from_secs(5),
             busy_timeout: Duration::from_secs(5),
             pages_max: 0,
+            schemas: &[],
         }
     }
 }
@@ -58,7 +63,9 @@ pub(super) async fn to_serve(options: &Options) -> anyhow::Result<Engine> {
 /// Opens it to look at, beside the server that owns it.
 pub(super) async fn to_look(options: &Options) -> anyhow::Result<Engine> {
     Ok(match sqlite_path(&options.url)? {
-        Some(path) => Engine::Sqlite { writer: None, readers: sqlite_readers(options, &path).await?, _lock: None },
+        Some(path) => {
+            Engine::Sqlite { writer: None, readers: sqlite_readers(options, &path).await?, lock: Mutex::default() }
+        }
         None => open_postgres(options).await?,
     })
 }
@@ -140,7 +147,11 @@ async fn open_sqlite(options: &Options, path: &Path) -> anyhow::Result<Engine> {
     check_sqlite_version(rusqlite::version())?;
     let writer = Writer::open(opening(options, path), options.acquire_timeout)
         .with_context(|| format!("cannot open the database file {}", path.display()))?;
-    Ok(Engine::Sqlite { writer: Some(writer), readers: sqlite_readers(options, path).await?, _lock: Some(lock) })
+    Ok(Engine::Sqlite {
+        writer: Some(writer),
+        readers: sqlite_readers(options, path).await?,
+        lock: Mutex::new(Some(lock)),
+    })
 }
 
 async fn sqlite_readers(options: &Options, path: &Path) -> anyhow::Result<Readers> {

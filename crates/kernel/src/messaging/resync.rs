@@ -33,7 +33,7 @@ pub async fn record_bindings(tx: &mut Tx, bindings: &[Binding]) -> sqlx::Result<
         for key in binding.keys {
             crate::on!(tx, c => {
                 sqlx::query(
-                    "INSERT INTO messaging_bound (queue, routing_key, since) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",
+                    "INSERT INTO messaging_bindings (queue, routing_key, since) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",
                 )
                 .bind(&binding.queue)
                 .bind(key)
@@ -185,7 +185,7 @@ async fn resend_unmet(kernel: &Kernel, binding: &Binding, key: &str, until: Time
 /// Since when events of type `key` are meant for a queue.
 async fn bound_since(tx: &mut Tx, queue: &str, key: &str) -> sqlx::Result<Option<Timestamp>> {
     crate::on!(tx, c => {
-        sqlx::query_scalar("SELECT since FROM messaging_bound WHERE queue = $1 AND routing_key = $2")
+        sqlx::query_scalar("SELECT since FROM messaging_bindings WHERE queue = $1 AND routing_key = $2")
             .bind(queue)
             .bind(key)
             .fetch_optional(c)

@@ -153,18 +153,6 @@ impl TableQueue {
         let mut tx = self.db.begin().await?;
         free_leftovers(&mut tx).await?;
         record_bindings(&mut tx, &topology.queues).await?;
-        for binding in &topology.queues {
-            for key in binding.keys {
-                crate::on!(tx, c => {
-                    sqlx::query("INSERT INTO messaging_bindings (queue, routing_key) VALUES ($1, $2) ON CONFLICT DO NOTHING")
-                        .bind(&binding.queue)
-                        .bind(key)
-                        .execute(c)
-                        .await
-                        .map(drop)
-                })?;
-            }
-        }
         Ok(tx.commit().await?)
     }
 

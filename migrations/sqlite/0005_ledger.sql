@@ -1,5 +1,5 @@
--- Orders the ledger has heard of. A row is there as soon as any event of the order has come, to be locked by the next;
--- `placed_at` tells whether the order itself has, `paid_event_id` which payment was booked.
+-- Orders known to the ledger. The first event of an order inserts its row, and later ones lock it. `placed_at` is null until
+-- the order itself arrives; `paid_event_id` is the payment that was booked.
 CREATE TABLE ledger_orders (
     group_id      TEXT NOT NULL,
     order_id      BLOB NOT NULL,
@@ -18,7 +18,7 @@ CREATE TABLE ledger_entries (
     currency     TEXT    NOT NULL,
     created_at   INTEGER NOT NULL,
     PRIMARY KEY (group_id, id),
-    -- A payment is booked once, whatever the code believes.
+    -- A payment is booked once.
     CONSTRAINT ledger_entries_once UNIQUE (event_id, account)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX ledger_entries_account ON ledger_entries (group_id, account, id);

@@ -1,4 +1,0 @@
--- When a row went from the outbox to the broker, and the trace that an event which waits goes on with.
-ALTER TABLE messaging_outbox ADD COLUMN claimed_at timestamptz;
-ALTER TABLE messaging_outbox_archive ADD COLUMN claimed_at timestamptz;
-ALTER TABLE messaging_inbox ADD COLUMN traceparent text;

@@ -1,1 +1,0 @@
--- Nothing to change: Postgres compares with one choice after the other as it is.

@@ -1,1 +1,0 @@
--- Nothing to change: see 0065.

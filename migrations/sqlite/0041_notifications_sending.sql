@@ -1,5 +1,0 @@
--- What a channel outside the database needs: an attempt that ended nobody knows how, why a notice is not sent, and
--- since when it is in its state (since it was written, if that is empty).
-ALTER TABLE notifications_notices ADD COLUMN in_doubt INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE notifications_notices ADD COLUMN last_error TEXT;
-ALTER TABLE notifications_notices ADD COLUMN updated_at INTEGER;
