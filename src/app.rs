@@ -410,7 +410,6 @@ pub fn openapi() -> OpenApi {
     ])
 }
 
-#[expect(clippy::too_many_arguments, reason = "everything that runs, once")]
 fn spawn_all(
     lifecycle: &Lifecycle,
     kernel: &Kernel,

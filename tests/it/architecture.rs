@@ -36,7 +36,7 @@ const MAY_NAME: [(&str, &[&str]); 22] = [
 ];
 
 /// Where a transaction may be committed: by handlers, by loops, and where a transaction is made.
-const MAY_COMMIT: [&str; 17] = [
+const MAY_COMMIT: [&str; 18] = [
     "app.rs",
     "db/migrate.rs",
     "db/mod.rs",

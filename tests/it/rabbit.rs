@@ -552,7 +552,8 @@ async fn an_instance_whose_clock_is_slow_resyncs_a_deleted_queue() {
     let rig = Rig::on(slow, Transport::Rabbit(rabbit), prefix).await;
     let binding = Binding { consumer: Probe::NAME, queue: rig.queue.clone(), keys: Probe::KEYS };
     let topology = Arc::new(Topology { queues: vec![binding] });
-    let resync = tokio::spawn(resync::run(rig.kernel.clone(), topology, resyncs));
+    let mut tasks = JoinSet::new();
+    tasks.spawn(resync::run(rig.kernel.clone(), topology, resyncs));
     for event in &lost {
         eventually("the effect of a lost event", async || {
             rig.settle().await;
@@ -560,7 +561,6 @@ async fn an_instance_whose_clock_is_slow_resyncs_a_deleted_queue() {
         })
         .await;
     }
-    resync.abort();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
