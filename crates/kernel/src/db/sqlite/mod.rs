@@ -17,14 +17,17 @@ mod readers;
 mod writer;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 pub use insert::Values;
 pub use query::{Bind, Done, Query, QueryAs, QueryBuilder, QueryScalar, Separated, query, query_as, query_scalar};
 pub use readers::{Lent, Readers};
-use rusqlite::{Connection, OpenFlags, Params, Row};
+use rusqlite::{Connection, InterruptHandle, OpenFlags, Params, Row};
 /// As the code that is compiled for both databases names them.
 pub use sqlx::{Error, Result};
+use tokio::sync::OwnedSemaphorePermit;
 pub use writer::{Durability, Turn, Writer, Writing};
 
 pub use self::error::{SqliteError, to_sqlx};
@@ -40,8 +43,32 @@ pub struct SqliteConnection {
 enum Place {
     /// Used on the thread that asks.
     Here(Connection),
-    /// Used on a thread for blocking work; `None` while it is, and for good if whoever asked has gone meanwhile.
-    Aside(Option<Connection>),
+    /// Used on a thread for blocking work; `None` meanwhile, and for good if the caller was cancelled.
+    Aside(Option<Reader>),
+}
+
+/// A connection beside the writer's. One that reads stays together with its permit: a statement whose caller was cancelled
+/// holds the permit until it has ended.
+struct Reader {
+    connection: Connection,
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
+/// Interrupts the statement of a caller that was cancelled.
+struct Interrupt {
+    handle: InterruptHandle,
+    /// For a statement that has not begun, which cannot be interrupted.
+    cancelled: Arc<AtomicBool>,
+    is_armed: bool,
+}
+
+impl Drop for Interrupt {
+    fn drop(&mut self) {
+        if self.is_armed {
+            self.cancelled.store(true, Ordering::SeqCst);
+            self.handle.interrupt();
+        }
+    }
 }
 
 /// How to open a file.
@@ -96,8 +123,8 @@ impl SqliteConnection {
         Self { place: Place::Here(connection) }
     }
 
-    fn aside(connection: Connection) -> Self {
-        Self { place: Place::Aside(Some(connection)) }
+    fn aside(reader: Reader) -> Self {
+        Self { place: Place::Aside(Some(reader)) }
     }
 
     /// Runs one statement of a transaction that writes, once for each row; says how many rows each changed. Parameters go
@@ -157,13 +184,21 @@ impl SqliteConnection {
         let Place::Aside(slot) = &mut self.place else {
             return work(self.writing()?).map_err(to_sqlx);
         };
-        let connection = slot.take().ok_or(sqlx::Error::WorkerCrashed)?;
+        let reader = slot.take().ok_or(sqlx::Error::WorkerCrashed)?;
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let handle = reader.connection.get_interrupt_handle();
+        let mut interrupt = Interrupt { handle, cancelled: cancelled.clone(), is_armed: true };
         let worked = tokio::task::spawn_blocking(move || {
-            let done = work(&connection);
-            (connection, done)
+            if cancelled.load(Ordering::SeqCst) {
+                return None;
+            }
+            let done = work(&reader.connection);
+            Some((reader, done))
         });
-        let (connection, done) = worked.await.map_err(|_| sqlx::Error::WorkerCrashed)?;
-        *slot = Some(connection);
+        let worked = worked.await;
+        interrupt.is_armed = false;
+        let (reader, done) = worked.ok().flatten().ok_or(sqlx::Error::WorkerCrashed)?;
+        *slot = Some(reader);
         done.map_err(to_sqlx)
     }
 }
@@ -171,8 +206,8 @@ impl SqliteConnection {
 #[cfg(test)]
 mod tests {
     use std::pin::pin;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::sync::{Arc, mpsc};
+    use std::sync::atomic::AtomicUsize;
+    use std::sync::mpsc;
 
     use futures_util::FutureExt;
 
@@ -222,6 +257,23 @@ mod tests {
         let mut tx = writer.begin(Turn::InLine, Durability::Full).await.unwrap();
         let refused = tx.execute_each("INSERT INTO rows (id, name) VALUES (?1, ?2)", [(1, "c")]).unwrap_err();
         assert!(refused.as_database_error().unwrap().is_unique_violation(), "{refused}");
+    }
+
+    #[tokio::test]
+    async fn a_read_whose_caller_was_cancelled_ends_and_frees_its_permit_only_then() {
+        const FOREVER: &str = "WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n) SELECT count(*) FROM n";
+        let folder = tempfile::tempdir().unwrap();
+        let (_writer, readers) = open_both(&folder).await;
+        for _ in 0..2 * readers::READERS {
+            // A permit is free again within the patience of `begin` only if the statement before it was interrupted.
+            let mut tx = readers.begin().await.unwrap();
+            let reading = query_scalar::<_, i64>(FOREVER).fetch_one(&mut tx);
+            assert!(tokio::time::timeout(Duration::from_millis(20), reading).await.is_err());
+        }
+        let all = futures_util::future::join_all((0..readers::READERS).map(|_| readers.begin())).await;
+        assert!(all.iter().all(Result::is_ok), "every statement has ended");
+        let mut one_too_many = pin!(readers.begin());
+        assert!(one_too_many.as_mut().now_or_never().is_none());
     }
 
     /// A writer whose disk finishes one piece of work for each word it is given, and the words it took.

@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rusqlite::Connection;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 
-use super::{Opening, Place, SqliteConnection, error};
+use super::{Opening, Place, Reader, SqliteConnection, error};
 
 /// How many may read at once.
-const READERS: usize = 4;
+pub(super) const READERS: usize = 4;
 
 #[derive(Clone)]
 pub struct Readers {
@@ -30,7 +30,6 @@ struct Inner {
 pub struct Lent {
     connection: SqliteConnection,
     readers: Readers,
-    _place: OwnedSemaphorePermit,
 }
 
 impl Readers {
@@ -52,15 +51,15 @@ impl Readers {
     /// Begins a transaction.
     pub async fn begin(&self) -> sqlx::Result<Lent> {
         let waited = tokio::time::timeout(self.inner.patience, self.inner.places.clone().acquire_owned()).await;
-        let place = waited.map_err(|_| sqlx::Error::PoolTimedOut)?.map_err(|_| sqlx::Error::PoolClosed)?;
+        let permit = waited.map_err(|_| sqlx::Error::PoolTimedOut)?.map_err(|_| sqlx::Error::PoolClosed)?;
         let idle = self.idle().pop();
         let connection = match idle {
             Some(connection) => connection,
             None => self.inner.opening.to_read().map_err(error::to_sqlx)?,
         };
         connection.execute_batch("BEGIN; SELECT 1 FROM sqlite_schema LIMIT 1").map_err(error::to_sqlx)?;
-        let connection = SqliteConnection::aside(connection);
-        Ok(Lent { connection, readers: self.clone(), _place: place })
+        let connection = SqliteConnection::aside(Reader { connection, _permit: Some(permit) });
+        Ok(Lent { connection, readers: self.clone() })
     }
 
     /// Closes them; what is lent is closed when it comes back.
@@ -78,7 +77,8 @@ impl Readers {
 impl Drop for Lent {
     fn drop(&mut self) {
         // One whose statement was abandoned is not there any more; one that cannot end its transaction is not kept.
-        if let Place::Aside(Some(connection)) = std::mem::replace(&mut self.connection.place, Place::Aside(None))
+        if let Place::Aside(Some(Reader { connection, _permit })) =
+            std::mem::replace(&mut self.connection.place, Place::Aside(None))
             && connection.execute_batch("ROLLBACK").is_ok()
             && !self.readers.inner.closed.load(Ordering::Relaxed)
         {

@@ -11,7 +11,7 @@ use tokio::sync::{Mutex, Notify, OwnedMutexGuard};
 use tokio::time::Instant;
 
 use super::log::{self, Landing, Log};
-use super::{Opening, SqliteConnection, error};
+use super::{Opening, Reader, SqliteConnection, error};
 
 #[derive(Clone)]
 pub struct Writer {
@@ -161,7 +161,10 @@ impl Writer {
     async fn shorten_log(&self, own: &mut Option<SqliteConnection>) -> sqlx::Result<()> {
         let connection = match own {
             Some(connection) => connection,
-            None => own.insert(SqliteConnection::aside(self.inner.opening.to_write().map_err(error::to_sqlx)?)),
+            None => {
+                let connection = self.inner.opening.to_write().map_err(error::to_sqlx)?;
+                own.insert(SqliteConnection::aside(Reader { connection, _permit: None }))
+            }
         };
         let in_log = connection.run(|connection| {
             let in_log = connection.query_row("PRAGMA wal_checkpoint(NOOP)", [], |row| row.get::<_, i64>(1))?;
