@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use stockade::inventory::model::State as ReservationState;
 use stockade::inventory::store::{self as inventory, Adjustment, Moved, NewReservation};
 use stockade::ledger::model::Side;
@@ -30,7 +31,7 @@ use stockade_kernel::trace::Traceparent;
 use uuid::Uuid;
 
 use crate::support::kernel::{AGES, KEY, QUEUE, Rig, event, many, told};
-use crate::support::{Engine, TestDb, each_database, eventually};
+use crate::support::{DEADLINE, Engine, TestDb, each_database, eventually};
 
 const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
 const HOLD: Duration = Duration::from_secs(900);
@@ -1073,7 +1074,21 @@ fn notice(group: &str, order_id: Uuid, kind: Kind) -> NewNotice {
     NewNotice { id, group_id: group.into(), order_id, kind, channel: "log", state: NoticeState::Sent, event_id }
 }
 
+async fn a_commit_whose_caller_is_cancelled_runs_its_hooks(db: TestDb) {
+    let rig = Rig::new(&db).await;
+    let mut tx = rig.db.begin().await.unwrap();
+    let (event, (done, is_done)) = (told("note"), tokio::sync::oneshot::channel());
+    outbox::append_events(&mut tx, vec![event.clone()]).await.unwrap();
+    tx.after_commit(move || done.send(()).unwrap());
+    // Polled once, and dropped.
+    let _ = tx.commit().now_or_never();
+    tokio::time::timeout(DEADLINE, is_done).await.unwrap().expect("the hook ran");
+    let mut tx = rig.db.read().await.unwrap();
+    assert!(outbox::find(&mut tx, None, event.event_id).await.unwrap().is_some());
+}
+
 each_database!(
+    a_commit_whose_caller_is_cancelled_runs_its_hooks,
     orders_are_listed_by_each_filter_newest_first,
     a_batch_of_any_size_is_written_whole,
     an_order_is_answered_once,

@@ -352,7 +352,7 @@ impl Tx {
     async fn commit_now(self) -> sqlx::Result<()> {
         let sequel = Sequel { wakes: self.wakes, rings: self.rings, after_commit: self.after_commit };
         let committed = match self.conn {
-            Conn::Postgres(tx) => tx.commit().await,
+            Conn::Postgres(tx) => return commit_to_the_end(tx, sequel, self._in_lane).await,
             Conn::Sqlite(SqliteTx::Writing(tx)) => match tx.commit() {
                 // A caller that hangs up while the disk works has committed all the same.
                 Ok(landing) => return landing.then(|| sequel.play()).await,
@@ -403,6 +403,29 @@ impl Tx {
     pub fn conn(&mut self) -> &mut Conn {
         &mut self.conn
     }
+}
+
+/// Commits in a task of its own: a caller that is cancelled has sent the COMMIT all the same, and what follows it must not be
+/// lost.
+async fn commit_to_the_end(
+    tx: Transaction<'static, Postgres>,
+    sequel: Sequel,
+    in_lane: Option<InLane>,
+) -> sqlx::Result<()> {
+    #[expect(clippy::disallowed_methods, reason = "as short as a commit, and nobody may cut it short")]
+    let committing = tokio::spawn(async move {
+        let committed = tx.commit().await;
+        drop(in_lane);
+        match &committed {
+            Ok(()) => sequel.play(),
+            Err(error) => abort_if_the_disk_failed(error),
+        }
+        committed
+    });
+    committing.await.unwrap_or_else(|error| match error.try_into_panic() {
+        Ok(panic) => std::panic::resume_unwind(panic),
+        Err(_) => Err(sqlx::Error::WorkerCrashed),
+    })
 }
 
 fn abort_if_the_disk_failed(error: &sqlx::Error) {
