@@ -22,7 +22,7 @@ use super::is_abort;
 use crate::rabbit::Stranger;
 use crate::support::{
     Api, DEADLINE, Reply, Server, TestDb, Webhooks, assert_audited, each_database, each_database_on_rabbit, eventually,
-    eventually_within, under_way, until_finished_and_audited, witness,
+    under_way, until_finished_and_audited, witness,
 };
 
 /// How long a step of a tour waits for what it needs; the server may be dead, and the next tour has another try.
@@ -346,11 +346,16 @@ impl<'a> Tours<'a> {
         let at_once = ["--outbox-retention", "--archive-retention", "--dlq-retention", "--wait-deadline"];
         let mut old: Vec<&str> = at_once.iter().flat_map(|flag| [*flag, "1s"]).collect();
         old.extend(["--outbox-max-attempts", "1", "--inbox-retention", "15s", "--retention-every", "100ms"]);
-        self.until_survived(&old, async |tours, _| {
+        self.until_survived(&old, async |tours, api| {
             let rows = "SELECT COUNT(*) FROM messaging_inbox WHERE state = 'processed'";
-            let gone = async || (tours.db.count(rows).await == 0).then_some(());
+            let began = Instant::now();
             // Rows become old after 15 seconds.
-            eventually_within(DEADLINE * 3, Duration::from_millis(100), "old rows removed", gone).await;
+            while tours.db.count(rows).await > 0 {
+                if began.elapsed() > DEADLINE * 3 {
+                    panic!("{} old rows left, {}", tours.db.count(rows).await, tours.what_keeps_rows(api).await);
+                }
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
         })
         .await;
         assert_audited(self.db).await;
@@ -359,6 +364,25 @@ impl<'a> Tours<'a> {
             self.db.execute(sql, &[]).await;
         }
         self.faulty.borrow_mut().clear();
+    }
+
+    /// Why retention leaves inbox rows alone.
+    async fn what_keeps_rows(&self, api: &Api) -> String {
+        let with = |what: &str, more: &str| -> &'static str {
+            format!(
+                "SELECT COUNT(*) FROM messaging_inbox i WHERE state = 'processed'
+                     AND EXISTS (SELECT 1 FROM {what} x WHERE x.event_id = i.event_id{more})"
+            )
+            .leak()
+        };
+        let letters = self.db.count(with("messaging_dead_letters", "")).await;
+        let open = self.db.count(with("messaging_dead_letters", " AND x.state = 'open'")).await;
+        let outbox = self.db.count(with("messaging_outbox", "")).await;
+        let unpublished = self.db.count(with("messaging_outbox", " AND x.status <> 'published'")).await;
+        let health = api.read("/v1/health").await;
+        format!(
+            "{letters} with letters, {open} of them open, {outbox} with outbox rows, {unpublished} of them unpublished: {health:#}"
+        )
     }
 
     /// The steps at which no server has died yet.
