@@ -32,7 +32,7 @@ use crate::numbers::Numbers;
 use crate::operations::audit::{self, Audits, Grace, Queues, Report};
 use crate::operations::metrics::{ProcessedRows, Scrape};
 use crate::operations::{self, Operations, lab};
-use crate::orders::desk::{Clerk, Desk};
+use crate::orders::desk::{self, Clerk, Desk};
 use crate::orders::expiry::{self, Expiry};
 use crate::orders::http::OrdersApi;
 use crate::orders::reactions::Orders;
@@ -56,6 +56,9 @@ use stockade_kernel::messaging::{Kernel, Origin, Reaction, jobs};
 
 /// What is on the shelves of a fresh embedded store.
 const DEMO_STOCK: [(&str, i64); 4] = [("WIDGET-A", 100), ("WIDGET-B", 50), ("WIDGET-C", 25), ("GADGET-X", 10)];
+
+/// Loops that share the names of consumers, in health and where consumers are paused.
+const RESERVED_NAMES: [&str; 6] = ["relay", "dead-letters", jobs::NAME, retention::NAME, expiry::NAME, desk::NAME];
 
 /// Puts an application together: the built-in modules, and any of your own.
 pub struct Builder {
@@ -145,6 +148,8 @@ impl Builder {
         let mut members = built_in(&settings, &self.clock)?;
         members.extend(self.members);
         members.retain(|member| member.runs_here || !self.alone);
+        let topology = topology(&members, &settings);
+        topology.check(&RESERVED_NAMES).map_err(anyhow::Error::msg)?;
         let db = Db::open(&settings.database(), self.clock).await?;
         for sql in self.schemas {
             db.create(sql).await.context("cannot create a module's tables")?;
@@ -154,7 +159,6 @@ impl Builder {
         }
         let keys = load_keys(&settings, &db).await?;
         check_exposure(&settings, &keys)?;
-        let topology = topology(&members, &settings);
         let resyncs = Resyncs::new(db.clone());
         let transport = match settings.rabbit()? {
             None => Transport::Table(TableQueue::new(db.clone(), settings.lease)),

@@ -28,6 +28,12 @@ async fn a_module_of_ones_own_earns_points_once(db: TestDb) {
     app.stop().await;
 }
 
+async fn a_module_whose_name_is_taken_is_refused_at_start(db: TestDb) {
+    let twice = example::add_to(example::add_to(Builder::new(settings(&db, &[]))));
+    let error = twice.start().await.err().expect("it is refused").to_string();
+    assert_eq!(error, "two consumers are named \"loyalty\": rename one");
+}
+
 async fn a_rejected_order_earns_nothing(db: TestDb) {
     let app = App::start_built(example::add_to(Builder::new(settings(&db, &[])).demo(true))).await;
     let order = app.place_and_wait("bob", &[("NOWHERE", 1)]).await;
@@ -51,6 +57,7 @@ async fn its_table_survives_a_second_start(db: TestDb) {
 }
 
 each_database!(
+    a_module_whose_name_is_taken_is_refused_at_start,
     a_module_of_ones_own_earns_points_once,
     a_rejected_order_earns_nothing,
     its_table_survives_a_second_start

@@ -127,6 +127,25 @@ async fn a_key_stands_for_its_first_use(db: TestDb) {
     assert_eq!(orders::claim_keys(&mut tx, &[elsewhere], NOW).await.unwrap(), uses[3..], "and by route");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
+async fn retention_leaves_a_key_alone_while_a_request_uses_it() {
+    let db = TestDb::new(Engine::Postgres).await;
+    let rig = Rig::new(&db).await;
+    let first_use = KeyUse { fingerprint: [1; 32], order_id: OrderId(mint_id()) };
+    let key = [Key { group_id: "g", route: "POST /v1/orders", key: "old", first_use: &first_use }];
+    let mut tx = rig.db.begin().await.unwrap();
+    orders::claim_keys(&mut tx, &key, NOW).await.unwrap();
+    tx.commit().await.unwrap();
+    let mut request = rig.db.begin().await.unwrap();
+    assert_eq!(orders::claim_keys(&mut request, &key, NOW).await.unwrap(), std::slice::from_ref(&first_use));
+    let mut retention = rig.db.begin().await.unwrap();
+    let mut forgetting = Box::pin(orders::forget_keys(&mut retention, NOW.plus(AGES), 10));
+    let early = tokio::time::timeout(Duration::from_millis(200), &mut forgetting).await;
+    assert!(early.is_err(), "the key was deleted: {early:?}");
+    request.commit().await.unwrap();
+    assert_eq!(forgetting.await.unwrap(), 1);
+}
+
 async fn an_order_moves_only_from_the_state_it_was_met_in(db: TestDb) {
     let mut tx = begin(&db).await;
     let placed = [order("g", "a", 1, &[("A", 1, 5)]), order("g", "a", 2, &[("A", 1, 0)]), order("h", "a", 1, &[])];

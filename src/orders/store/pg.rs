@@ -63,11 +63,12 @@ pub async fn insert_many(c: &mut PgConnection, orders: &[Order]) -> sqlx::Result
 
 pub async fn insert_keys(c: &mut PgConnection, keys: &[Key<'_>], now: Timestamp) -> sqlx::Result<()> {
     sqlx::query(
+        // The update changes nothing: it locks a key that exists, so retention cannot delete it before it is read.
         "INSERT INTO orders_idempotency (group_id, route, key, fingerprint, order_id, created_at)
          SELECT group_id, route, key, fingerprint, order_id, $6
          FROM UNNEST($1::text[], $2::text[], $3::text[], $4::bytea[], $5::uuid[])
              AS row(group_id, route, key, fingerprint, order_id)
-         ON CONFLICT DO NOTHING",
+         ON CONFLICT (group_id, route, key) DO UPDATE SET created_at = orders_idempotency.created_at",
     )
     .bind(keys.iter().map(|key| key.group_id).collect::<Vec<_>>())
     .bind(keys.iter().map(|key| key.route).collect::<Vec<_>>())

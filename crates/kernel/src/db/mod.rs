@@ -408,13 +408,13 @@ impl Tx {
 /// Commits in a task of its own: a caller that is cancelled has sent the COMMIT all the same, and what follows it must not be
 /// lost.
 async fn commit_to_the_end(
-    tx: Transaction<'static, Postgres>,
+    transaction: Transaction<'static, Postgres>,
     sequel: Sequel,
     in_lane: Option<InLane>,
 ) -> sqlx::Result<()> {
     #[expect(clippy::disallowed_methods, reason = "as short as a commit, and nobody may cut it short")]
     let committing = tokio::spawn(async move {
-        let committed = tx.commit().await;
+        let committed = transaction.commit().await;
         drop(in_lane);
         match &committed {
             Ok(()) => sequel.play(),

@@ -9,6 +9,7 @@ pub mod memory;
 pub mod rabbit;
 pub mod table;
 
+use std::collections::BTreeSet;
 use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,6 +27,49 @@ use crate::crash_points::{Step, around};
 #[derive(Debug, Clone, Default)]
 pub struct Topology {
     pub queues: Vec<Binding>,
+}
+
+/// Longest name of a consumer: queue and dead-letter queue names, in which it stands, are limited to 255 bytes.
+const NAME_CHARS_MAX: usize = 64;
+
+impl Topology {
+    /// Checks that consumers can be told apart, from each other and from the loops in `reserved`, and that events can have
+    /// their keys.
+    pub fn check(&self, reserved: &[&str]) -> Result<(), String> {
+        let mut names = BTreeSet::new();
+        for Binding { consumer, keys, .. } in &self.queues {
+            if !is_word(consumer) || consumer.len() > NAME_CHARS_MAX {
+                return Err(format!(
+                    "consumer name {consumer:?}: use 1 to {NAME_CHARS_MAX} of the characters a-z, 0-9, _ and -"
+                ));
+            }
+            if reserved.contains(consumer) {
+                return Err(format!("consumer name {consumer:?} is reserved: choose another"));
+            }
+            if !names.insert(consumer) {
+                return Err(format!("two consumers are named {consumer:?}: rename one"));
+            }
+            if keys.is_empty() {
+                return Err(format!("consumer {consumer:?} has no keys: name the events that it takes"));
+            }
+            for (index, key) in keys.iter().enumerate() {
+                if !key.split_once('.').is_some_and(|(aggregate, event)| is_word(aggregate) && is_word(event)) {
+                    return Err(format!(
+                        "key {key:?} of consumer {consumer:?}: write it as AGGREGATE.EVENT, as in order.placed"
+                    ));
+                }
+                if keys[..index].contains(key) {
+                    return Err(format!("consumer {consumer:?} has the key {key:?} twice"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_word(text: &str) -> bool {
+    let is_allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_-".contains(&byte);
+    !text.is_empty() && text.bytes().all(is_allowed)
 }
 
 /// A consumer's queue and the routing keys bound to it.
@@ -403,4 +447,40 @@ pub fn death_record(queue: &str, routing_key: &str, reason: &str, at: Timestamp)
     serde_json::json!({
         "count": 1, "exchange": "", "queue": queue, "reason": reason, "routing-keys": [routing_key], "time": at,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn consumers_that_cannot_be_told_apart_and_keys_that_no_event_has_are_refused() {
+        type Consumers = &'static [(&'static str, &'static [&'static str])];
+        let check = |consumers: Consumers| {
+            let bind = |(consumer, keys): &(&'static str, &'static [&'static str])| Binding {
+                consumer,
+                queue: format!("test.{consumer}"),
+                keys,
+            };
+            Topology { queues: consumers.iter().map(bind).collect() }.check(&["relay"])
+        };
+        assert_eq!(
+            check(&[("loyalty", &["order.paid"]), ("points-2", &["order.paid", "stock_adjustment.posted"])]),
+            Ok(())
+        );
+        let refused: [(Consumers, &str); 8] = [
+            (&[("loyalty", &["a.b"]), ("loyalty", &["a.c"])], "two consumers are named"),
+            (&[("relay", &["a.b"])], "is reserved"),
+            (&[("", &["a.b"])], "consumer name"),
+            (&[("Loyalty points", &["a.b"])], "consumer name"),
+            (&[("loyalty", &[])], "has no keys"),
+            (&[("loyalty", &["placed"])], "AGGREGATE.EVENT"),
+            (&[("loyalty", &["order.*"])], "AGGREGATE.EVENT"),
+            (&[("loyalty", &["a.b", "a.b"])], "twice"),
+        ];
+        for (consumers, why) in refused {
+            let error = check(consumers).unwrap_err();
+            assert!(error.contains(why), "{consumers:?}: {error}");
+        }
+    }
 }

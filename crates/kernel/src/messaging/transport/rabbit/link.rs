@@ -11,7 +11,7 @@ use futures_util::StreamExt;
 use lapin::uri::AMQPUri;
 use lapin::{Connection, ConnectionProperties, Event};
 use rand::RngExt;
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::declare::Declarations;
@@ -40,14 +40,14 @@ pub struct Link {
     role: &'static str,
     uri: AMQPUri,
     state: watch::Sender<LinkState>,
-    /// Somebody who works on the link found it useless.
-    useless: Notify,
+    /// Counts how often a user of the link has found its connection useless.
+    useless: watch::Sender<u64>,
 }
 
 impl Link {
     pub fn new(role: &'static str, uri: AMQPUri) -> Self {
         let state = watch::Sender::new(LinkState::Down("not connected yet".to_owned()));
-        Self { role, uri, state, useless: Notify::new() }
+        Self { role, uri, state, useless: watch::Sender::new(0) }
     }
 
     pub fn state(&self) -> LinkState {
@@ -73,7 +73,7 @@ impl Link {
     /// Has the connection closed and made anew.
     pub fn give_up_on(&self, why: &str) {
         tracing::warn!(link = self.role, why, "the connection to the broker is of no use; making a new one");
-        self.useless.notify_waiters();
+        self.useless.send_modify(|times| *times += 1);
     }
 
     /// Keeps the link up until cancelled.
@@ -132,6 +132,8 @@ impl Link {
     async fn stay(&self, connection: Connection) -> String {
         let connection = Arc::new(connection);
         let mut events = connection.events_listener();
+        // From before anybody has the connection, so that no word about it is missed.
+        let mut useless = self.useless.subscribe();
         let authority = &self.uri.authority;
         tracing::info!(link = self.role, "connected to RabbitMQ at {}:{}", authority.host, authority.port);
         self.state.send_replace(LinkState::Up(connection.clone()));
@@ -153,7 +155,7 @@ impl Link {
                     Some(_) => {}
                     None => return "the connection was lost".to_owned(),
                 },
-                () = self.useless.notified() => {
+                Ok(()) = useless.changed() => {
                     self.is_down("given up on".to_owned());
                     let _ = timeout(CLOSE_TIMEOUT, connection.close(200, "of no use".into())).await;
                     return "the broker did not answer".to_owned();
