@@ -304,8 +304,7 @@ impl Db {
         }
     }
 
-    /// Does a transaction cost much by itself, whatever is in it? On Postgres it is half a dozen trips to another process and
-    /// back; on SQLite it is a few calls.
+    /// True if every statement is a round trip to another process.
     pub fn is_a_trip_away(&self) -> bool {
         matches!(self.inner.engine, Engine::Postgres { .. })
     }

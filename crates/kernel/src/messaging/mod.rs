@@ -191,17 +191,15 @@ impl Tuning {
     }
 }
 
-/// Lets a busy loop gather its next batch: after a batch of more than a few, the next one starts no sooner than some
-/// milliseconds after this one did. An idle loop is never held up; a busy one does the same work in fewer, larger
-/// transactions.
-pub struct Pace {
+/// Batch pacing: after a batch of more than a few, the next one starts no sooner than some milliseconds after this one did. A
+/// busy loop does the same work in fewer, larger transactions; an idle one is never delayed.
+pub struct Pacing {
     started: tokio::time::Instant,
 }
 
-impl Pace {
-    const CROWD: usize = 16;
-    const APART: Duration = Duration::from_millis(8);
-    const APART_MAX: Duration = Duration::from_millis(32);
+impl Pacing {
+    const BUSY: usize = 16;
+    const INTERVAL: Duration = Duration::from_millis(8);
 
     /// A batch starts now.
     pub fn start() -> Self {
@@ -210,23 +208,9 @@ impl Pace {
 
     /// Waits until the next batch may start after this one of `size`.
     pub async fn next(self, size: usize) {
-        if size >= Self::CROWD {
-            tokio::time::sleep_until(self.started + Self::APART).await;
+        if size >= Self::BUSY {
+            tokio::time::sleep_until(self.started + Self::INTERVAL).await;
         }
-    }
-
-    /// The same where a batch costs much by itself, whatever is in it: a loop then rests for as long as it worked. One that
-    /// is slow because the machine has too much to do leaves it to others meanwhile, and all get done with less. A batch of
-    /// `most` has left more behind, and nothing is gained by waiting.
-    pub async fn gather(self, size: usize, most: usize) {
-        if (Self::CROWD..most).contains(&size) {
-            tokio::time::sleep_until(self.started + Self::apart(self.started.elapsed())).await;
-        }
-    }
-
-    /// From the start of a batch that took so long to the start of the next.
-    fn apart(worked: Duration) -> Duration {
-        (2 * worked).clamp(Self::APART, Self::APART_MAX)
     }
 }
 
@@ -256,15 +240,9 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn only_a_crowd_that_is_all_there_was_is_followed_by_a_rest() {
-        for (size, rests) in [(0, false), (Pace::CROWD - 1, false), (Pace::CROWD, true), (99, true), (100, false)] {
-            assert_eq!(Pace::start().gather(size, 100).now_or_never().is_none(), rests, "{size} of 100");
+    async fn only_a_busy_loop_is_delayed() {
+        for (size, is_delayed) in [(0, false), (Pacing::BUSY - 1, false), (Pacing::BUSY, true)] {
+            assert_eq!(Pacing::start().next(size).now_or_never().is_none(), is_delayed, "{size}");
         }
-    }
-
-    #[test]
-    fn the_rest_is_as_long_as_the_work_within_bounds() {
-        let apart = |worked| Pace::apart(Duration::from_millis(worked)).as_millis();
-        assert_eq!([0, 3, 4, 10, 16, 500].map(apart), [8, 8, 8, 20, 32, 32]);
     }
 }

@@ -15,7 +15,7 @@ use uuid::Uuid;
 use super::health::{LoopState, Pulse};
 use super::outbox::{self, Claim, Claimed, Settlement};
 use super::transport::{Published, Transport, Verdict, Way, table};
-use super::{Kernel, Pace, Patience};
+use super::{Kernel, Pacing, Patience};
 use crate::clock::{Timestamp, mint_id};
 use crate::db::Hatch;
 use crate::trace::{self, KeyValue, Span, SpanKind, Traceparent};
@@ -73,13 +73,13 @@ impl Relay {
                 hatch = Some(self.open());
                 look_at = Instant::now();
             }
-            let pace = Pace::start();
+            let pacing = Pacing::start();
             // The table before the hatch: what is handed over never keeps the rest waiting.
             let looks = bell.is_rung() || look_at <= Instant::now();
             bell.hush();
             match self.pass(looks, hatch.as_mut()).await {
                 Ok((found, handed)) => {
-                    pace.next(found.rows + handed.rows).await;
+                    pacing.next(found.rows + handed.rows).await;
                     patience.renew();
                     self.tell(found.trouble.or(handed.trouble), &mut troubled_by);
                     if found.rows >= self.batch() {

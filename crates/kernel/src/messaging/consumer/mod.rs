@@ -32,7 +32,7 @@ pub(super) use plan::Plan;
 
 use super::health::{LoopState, Pulse};
 use super::transport::{Subscription, Tag, TransportError, Way};
-use super::{Kernel, Pace, Patience, Reaction};
+use super::{Kernel, Pacing, Patience, Reaction};
 use crate::clock::mint_id;
 
 /// How often to look for events that have waited for their predecessor too long.
@@ -122,7 +122,7 @@ impl<R: Reaction> Consumer<R> {
                     break self.work_off_rest(&mut subscription).await;
                 }
             }
-            let pace = Pace::start();
+            let pacing = Pacing::start();
             let dealt_with = match self.deal_with_next(&mut subscription, stopping.as_mut(), patience).await {
                 Ok((count, done)) => subscription.ack_soon(&done).await.map(|()| count),
                 Err(error) => Err(error),
@@ -131,10 +131,7 @@ impl<R: Reaction> Consumer<R> {
                 Ok(count) => {
                     patience.renew();
                     self.pulse.running(self.kernel.db.clock().now());
-                    match self.kernel.db.is_a_trip_away() {
-                        true => pace.gather(count, self.batch_max()).await,
-                        false => pace.next(count).await,
-                    }
+                    pacing.next(count).await;
                 }
                 Err(error) => break Err(error),
             }
