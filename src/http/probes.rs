@@ -241,7 +241,8 @@ impl Probes {
         let (database, read, error) = match tokio::time::timeout(PROBE_TIMEOUT, backlog).await {
             Ok(Ok(read)) => ("up", Some(read), None),
             Ok(Err(error)) => {
-                let status = if Trouble::of(&error) == Trouble::Busy { "busy" } else { "down" };
+                let status =
+                    if matches!(Trouble::of(&error), Trouble::Busy | Trouble::TimedOut) { "busy" } else { "down" };
                 (status, None, Some(error.to_string()))
             }
             Err(_) => ("down", None, Some(format!("no answer within {} ms", PROBE_TIMEOUT.as_millis()))),

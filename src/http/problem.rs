@@ -162,7 +162,7 @@ impl Problem {
             Trouble::Away => {
                 Self::new(503, "db-unavailable", "the database cannot be used just now; try again").retry_after(1)
             }
-            Trouble::Busy | Trouble::Conflict => {
+            Trouble::Busy | Trouble::TimedOut | Trouble::Conflict => {
                 Self::new(503, "db-busy", "the database is busy; try again").retry_after(1)
             }
         };

@@ -109,6 +109,27 @@ async fn a_batch_that_fails_as_a_whole_is_halved_down_to_the_culprit(db: TestDb)
     assert_each_once(&rig, &events).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
+async fn an_event_whose_statement_times_out_again_and_again_stops_no_other_and_becomes_a_dead_letter() {
+    let db = TestDb::new(Engine::Postgres).await;
+    let rig = Rig::new(&db).await;
+    let mut events = many("note", 10);
+    events[3] = told("timeout");
+    rig.deliver_all(&events).await;
+    assert_eq!(rig.consume().await, 10);
+    let slow = events.remove(3);
+    assert_each_once(&rig, &events).await;
+    let row = rig.inbox(&slow).await.unwrap();
+    assert_eq!((row.state.as_str(), row.attempts), ("retrying", 1));
+    for _ in 0..ATTEMPTS_MAX {
+        rig.advance(AGES).await;
+        rig.settle().await;
+    }
+    let letters = rig.letters().await;
+    assert_eq!((letters.len(), letters[0].reason.as_str()), (1, "retries-exhausted"));
+    assert!(letters[0].error.contains("statement timeout"), "{}", letters[0].error);
+}
+
 /// SQLite has one writer, who loses to nobody.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2, crate = "crate::support::schedule")]
 async fn a_batch_that_loses_to_another_transaction_is_run_again_whole_and_counts_no_attempt() {

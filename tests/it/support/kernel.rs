@@ -14,7 +14,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use sqlx::AssertSqlSafe;
 use stockade_kernel::clock::{Clock, Timestamp, millis, mint_id};
-use stockade_kernel::db::{Db, Tx};
+use stockade_kernel::db::{Conn, Db, Tx};
 use stockade_kernel::messaging::consumer::{Consumer, read_delivery};
 use stockade_kernel::messaging::dead_letters::{self, Letter, LetterRow};
 use stockade_kernel::messaging::event::hash_of;
@@ -81,6 +81,8 @@ pub enum Does {
     Violate,
     /// Meet a database that is away.
     Away,
+    /// On Postgres, ask for more than a statement may take.
+    TimeOut,
     /// Write the row and then never come back.
     Hang,
     /// Write the row and wait for [`Probe::let_go`].
@@ -149,6 +151,11 @@ impl Reaction for Probe {
                 Does::Reject => Outcome::reject(text),
                 Does::Panic => panic!("{text}"),
                 Does::Away => return Err(sqlx::Error::PoolTimedOut),
+                Does::TimeOut => {
+                    let Conn::Postgres(c) = tx.conn() else { panic!("statements on SQLite have no time limit") };
+                    sqlx::raw_sql("SET LOCAL statement_timeout = 50; SELECT pg_sleep(60)").execute(&mut **c).await?;
+                    Outcome::Done
+                }
                 does => {
                     note(tx, message.event.event_id, does).await?;
                     if does == Does::Hang || does == Does::Hold {

@@ -90,8 +90,10 @@ async fn open_postgres(options: &Options) -> anyhow::Result<Engine> {
         .context("the Postgres URL cannot be read")?
         .application_name("stockade")
         .disable_statement_logging()
-        // A statement that hangs must not hold locks for ever; ours take milliseconds, so that compiling them never pays.
+        // A statement that hangs must not hold locks forever; ours take milliseconds, so compiling them never pays.
         .options([("statement_timeout", "30s"), ("idle_in_transaction_session_timeout", "60s"), ("jit", "off")])
+        // Less than a statement may take, to tell a locked row from a slow statement.
+        .options([("lock_timeout", "20s")])
         // Whoever waited for a lock must see what was committed meanwhile, whatever the database does by default.
         .options([("default_transaction_isolation", "read committed")]);
     let lanes = Lanes::out_of(options.connections_max);

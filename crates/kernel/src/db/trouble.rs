@@ -18,6 +18,9 @@ pub enum Trouble {
     Conflict,
     /// Locked by somebody for longer than we wait: come back later.
     Busy,
+    /// The statement ran for longer than it may, and not because it waited for a lock: that has a shorter limit. The database
+    /// may be slow, or what was asked of it too much.
+    TimedOut,
     /// Unreachable, full, read-only, out of memory, damaged or shutting down: come back later.
     Away,
     /// The statement itself is at fault; running it again would fail again.
@@ -59,7 +62,8 @@ impl Trouble {
     fn of_postgres(code: &str) -> Self {
         match code {
             "40001" | "40P01" => Self::Conflict,
-            "55P03" | "57014" => Self::Busy, // lock_not_available, query_canceled (statement_timeout)
+            "55P03" => Self::Busy,           // lock_not_available
+            "57014" => Self::TimedOut,       // query_canceled (statement_timeout)
             "25006" => Self::Away,           // read_only_sql_transaction: a failover in progress
             "XX001" | "XX002" => Self::Away, // data_corrupted, index_corrupted
             // connection trouble, out of resources, operator intervention, system error
@@ -77,7 +81,8 @@ mod tests {
     fn every_sqlstate_has_its_kind() {
         for (kind, codes) in [
             (Trouble::Conflict, ["40001", "40P01"].as_slice()),
-            (Trouble::Busy, &["55P03", "57014"]),
+            (Trouble::Busy, &["55P03"]),
+            (Trouble::TimedOut, &["57014"]),
             (Trouble::Away, &["25006", "XX001", "XX002"]),
             // connection_exception, connection_does_not_exist, connection_failure, rejected, unknown resolution
             (Trouble::Away, &["08000", "08001", "08003", "08004", "08006", "08007", "08P01"]),

@@ -44,9 +44,10 @@ impl Failure {
     /// The failure of events that waited, as the batch that wakes them sees it.
     pub(in crate::messaging) fn while_waking(self) -> Self {
         match self {
-            Self::Database(error) if !Trouble::of(&error).is_passing() => Self::Woken(error.to_string()),
+            Self::Database(error) if is_database_unavailable(&error) => Self::Database(error),
+            Self::Database(error) => Self::Woken(error.to_string()),
             Self::Panic(text) => Self::Woken(text),
-            passing => passing,
+            Self::Raced | Self::Woken(_) => self,
         }
     }
 
@@ -78,6 +79,13 @@ impl From<sqlx::Error> for Failure {
     fn from(error: sqlx::Error) -> Self {
         Self::Database(error)
     }
+}
+
+/// Is the database unavailable or busy, so that no event is to blame? A statement that timed out is the event's own failure:
+/// it would stop its module forever. If the database is slow as such, recording the attempt fails too, and nothing is counted.
+pub(in crate::messaging) fn is_database_unavailable(error: &sqlx::Error) -> bool {
+    let trouble = Trouble::of(error);
+    trouble.is_passing() && trouble != Trouble::TimedOut
 }
 
 /// What an event that failed by itself is told.
@@ -139,7 +147,7 @@ impl<R: Reaction> Consumer<R> {
                     settled.extend(done);
                     settled.extend(self.call_all(items, &claimed).await);
                 }
-                Err(Failure::Database(error)) if Trouble::of(&error).is_passing() => return Err(error),
+                Err(Failure::Database(error)) if is_database_unavailable(&error) => return Err(error),
                 Err(Failure::Woken(error)) if waking == Waking::Now => {
                     tracing::warn!(consumer = R::NAME, %error, "an event that waited for this batch fails; left to the sweep");
                     todo.push((items, Waking::Later));

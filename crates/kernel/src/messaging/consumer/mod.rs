@@ -23,7 +23,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-pub(super) use batch::{Blame, Failure, UNFINISHED_RUNS_MAX, panic_text};
+pub(super) use batch::{Blame, Failure, UNFINISHED_RUNS_MAX, is_database_unavailable, panic_text};
 pub(super) use books::Books;
 use gate::Hand;
 pub use gate::read_delivery;

@@ -20,7 +20,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use uuid::Uuid;
 
-use super::consumer::{Blame, Books, Consumer, Failure, UNFINISHED_RUNS_MAX, begin_span};
+use super::consumer::{Blame, Books, Consumer, Failure, UNFINISHED_RUNS_MAX, begin_span, is_database_unavailable};
 use super::dead_letters::{self, NewLetter};
 use super::event::{self, Event, Label, Message, Unreadable};
 use super::inbox::{self, Mark, State};
@@ -179,7 +179,7 @@ impl<R: Reaction> Consumer<R> {
                 Err(Failure::Database(error)) if Trouble::of(&error) == Trouble::Conflict && reruns < CONFLICTS_MAX => {
                     reruns += 1;
                 }
-                Err(Failure::Database(error)) if Trouble::of(&error).is_passing() => {
+                Err(Failure::Database(error)) if is_database_unavailable(&error) => {
                     // The database's trouble is not the event's. Best effort: it may be too far away to say so.
                     let mut tx = self.kernel.db.begin().await?;
                     inbox::forget_run(&mut tx, R::NAME, kept.event_id).await?;
