@@ -130,8 +130,8 @@ pub fn of(database: &Path) -> impl FnMut() + Send + use<> {
     }
 }
 
-/// Writes the bytes of a database's log over themselves and brings them to disk. Whoever reads it meanwhile finds what was
-/// there.
+/// Writes the bytes of a database's WAL over themselves and fsyncs it. Readers are not disturbed; the caller must hold the
+/// write lock.
 pub fn write_anew(database: &Path) -> io::Result<()> {
     let file = match File::options().read(true).write(true).open(log_of(database)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),

@@ -368,6 +368,27 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_wal_is_not_rewritten_while_another_process_writes() {
+        let (folder, copy) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (writer, _readers) = open_both(&folder).await;
+        insert(&writer, 1).await.commit().unwrap().on_disk().await.unwrap();
+        for file in ["test.db", "test.db-wal"] {
+            std::fs::copy(folder.path().join(file), copy.path().join(file)).unwrap();
+        }
+        let opening = Opening { path: copy.path().join("test.db"), pages_max: 0, busy_timeout: Duration::ZERO };
+        // Keeps the checkpoint from truncating the WAL.
+        let readers = Readers::open(opening.clone(), PATIENCE).await.unwrap();
+        let _reading = readers.begin().await.unwrap();
+        let other = Connection::open(&opening.path).unwrap();
+        other.execute_batch("BEGIN IMMEDIATE; INSERT INTO rows (id) VALUES (2)").unwrap();
+        let error = Writer::open(opening.clone(), PATIENCE).err().expect("the other process holds the write lock");
+        assert!(error.to_string().contains("locked"), "{error}");
+        other.execute_batch("COMMIT").unwrap();
+        Writer::open(opening, PATIENCE).unwrap();
+        assert_eq!(count(&readers).await, 2);
+    }
+
+    #[tokio::test]
     async fn a_writer_that_closes_leaves_everything_in_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let (writer, readers) = open_both(&folder).await;

@@ -86,7 +86,7 @@ impl Writer {
         // What a process that died has left in the log may be in the system's memory alone, where the disk has failed to
         // keep it: nothing is built on it before it was written anew.
         if !fold(&connection, opening.busy_timeout)? {
-            log::write_anew(&file)?;
+            rewrite_wal(&connection, &file, opening.busy_timeout)?;
         }
         let log = Log::start(log::of(&file))?;
         Ok(Self::over(connection, log, opening, patience))
@@ -216,6 +216,14 @@ fn fold(connection: &Connection, patience: Duration) -> sqlx::Result<bool> {
         Err(error) => return Err(error::to_sqlx(error)),
     }
     Ok(false)
+}
+
+/// Rewrites the WAL under the write lock: another process that commits meanwhile would have its commit overwritten.
+fn rewrite_wal(connection: &Connection, database: &Path, patience: Duration) -> sqlx::Result<()> {
+    waiting(connection, patience, try_begin).map_err(error::to_sqlx)?;
+    let rewritten = log::write_anew(database);
+    connection.execute_batch("ROLLBACK").map_err(error::to_sqlx)?;
+    Ok(rewritten?)
 }
 
 fn try_begin(connection: &Connection) -> rusqlite::Result<()> {
