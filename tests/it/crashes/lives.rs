@@ -7,11 +7,12 @@ use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use reqwest::StatusCode;
 use serde_json::json;
+use stockade_kernel::clock::{Clock, mint_id};
 
 use super::Shop;
 use crate::support::{
-    Api, TestDb, assert_audited, each_database, each_database_on_rabbit, until_finished, until_finished_and_audited,
-    witness,
+    Api, Server, TestDb, assert_audited, each_database, each_database_on_rabbit, eventually, until_finished,
+    until_finished_and_audited, witness,
 };
 
 const PRICE: i64 = 7;
@@ -145,6 +146,16 @@ async fn what_follows_a_payment_happens_once_wherever_a_consumer_dies(db: TestDb
 }
 
 /// A payment that waits for its order: the process dies in the very transaction that books it with it.
+/// Waits until the batch that a consumer has in hand is acknowledged.
+async fn until_batch_ended(server: &Server, consumer: &str) {
+    let now = Clock::System.now().to_string();
+    let later = async || {
+        let ended_at = server.read("/v1/health").await["loops"][consumer]["last_success_at"].as_str()?.to_owned();
+        (ended_at > now).then_some(())
+    };
+    eventually("the end of a batch", later).await;
+}
+
 async fn a_kept_event_survives_the_death_of_who_wakes_it(db: TestDb) {
     let mut shop = Shop::open(&db, &[]).await;
     let model = shop.reserve(1).await.remove(0);
@@ -153,16 +164,18 @@ async fn a_kept_event_survives_the_death_of_who_wakes_it(db: TestDb) {
     let bodies = [db.event_body(&model, "order.paid").await, db.event_body(&model, "order.placed").await];
     for (point, rounds) in [("consumer.before_commit", 1), ("consumer.after_commit", 2)] {
         // The same of an order from elsewhere, the payment first.
-        let order = stockade_kernel::clock::mint_id().to_string();
+        let order = mint_id().to_string();
         let [paid, placed] = bodies.each_ref().map(|body| {
             let mut event: serde_json::Value = serde_json::from_str(body).unwrap();
-            event["event_id"] = json!(stockade_kernel::clock::mint_id());
+            event["event_id"] = json!(mint_id());
             event["aggregate_id"] = json!(order);
             event["payload"]["order_id"] = json!(order);
             json!({ "queue": "ledger", "body": event.to_string() })
         });
         shop.server.tell("/v1/lab/publish", &paid).await;
         shop.server.eventually_list("/v1/inbox?consumer=ledger&state=waiting", 1).await;
+        // The batch of the payment must have ended, or it reaches the crash point itself.
+        until_batch_ended(&shop.server, "ledger").await;
         shop.server.tell("/v1/lab/crash", &json!({ "point": point, "consumer": "ledger" })).await;
         // It may die of it before it has answered.
         let _ = shop.server.post("/v1/lab/publish", &placed).send().await;
